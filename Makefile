@@ -1,0 +1,53 @@
+# Each target does its own set-up: it needs only Python 3.11+ and make.
+#   make test                      fast tests        make test PYTHON=python3.12   on another Python
+#   make audit                     the example audit
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help audit test test-slow lint format bench figures parity lock clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+# The stamp carries the Python version, so that another PYTHON gets a fresh environment.
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dime_jax needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	@ls $(STAMP) >/dev/null 2>&1 || rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+audit: $(STAMP)  ## audit the example model, print the table
+	$(BIN)/dime-jax audit --output out/audit
+
+test: $(STAMP)  ## fast tests
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)  ## simulations, coverage, kill-and-resume
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)  ## format check, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## format in place
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## speed ratios, measured side by side
+	$(BIN)/python -m benchmarks
+
+figures: $(STAMP)  ## every figure that needs no accelerator
+	$(BIN)/python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
+
+lock:  ## renew requirements.lock (needs uv)
+	uv pip compile pyproject.toml --extra dev --extra train --extra tfds --python-version 3.11 --universal \
+	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
+
+clean:  ## remove the environment and outputs
+	rm -rf $(VENV) out

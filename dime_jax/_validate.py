@@ -1,0 +1,72 @@
+"""The checks on values that users pass in, each a one-line ValueError: name, value and bound.
+
+Range checks look at concrete values only: under `jit` a tracer has no value to look at, and the caller of the jitted
+function has checked it already.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether `value` can be looked at now (not a tracer)."""
+    return not isinstance(value, jax.core.Tracer)
+
+
+def check_timestep(t: Any, num_steps: int, name: str = "t") -> None:
+    """Require integer timesteps in [0, num_steps)."""
+    dtype = np.asarray(t).dtype if is_concrete(t) else t.dtype
+    if not np.issubdtype(dtype, np.integer):
+        raise ValueError(f"expected {name} to be an integer timestep, got {name}={_show(t)} of type {dtype}")
+    if is_concrete(t) and np.size(t):
+        low, high = int(np.min(t)), int(np.max(t))
+        if low < 0 or high >= num_steps:
+            raise ValueError(f"expected 0 <= {name} < {num_steps}, got {name}={low if low < 0 else high}")
+
+
+def check_positive(value: Any, name: str) -> None:
+    """Require a finite number above 0."""
+    if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) > 0)):
+        raise ValueError(f"expected {name}={_show(value)} to be finite and > 0")
+
+
+def check_at_least(value: Any, bound: float, name: str) -> None:
+    """Require value >= bound."""
+    if is_concrete(value) and not np.all(np.asarray(value) >= bound):
+        raise ValueError(f"expected {name}={_show(value)} >= {bound}")
+
+
+def check_shape(array: Any, shape: Sequence[int | None], name: str) -> None:
+    """Require the given shape; None stands for any size."""
+    actual = np.shape(array)
+    if len(actual) != len(shape) or any(want is not None and want != got for got, want in zip(actual, shape)):
+        wanted = "[" + ", ".join("*" if size is None else str(size) for size in shape) + "]"
+        raise ValueError(f"expected {name} of shape {wanted}, got {list(actual)}")
+
+
+def check_choice(value: Any, choices: Sequence[Any], name: str) -> None:
+    """Require one of a few values, and list them otherwise."""
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; expected one of {', '.join(map(str, choices))}")
+
+
+def check_finite(array: Any, name: str) -> None:
+    """Require finite values, and count the others."""
+    array = np.asarray(array)
+    bad = int(np.sum(~np.isfinite(array)))
+    if bad:
+        raise ValueError(f"expected finite {name}, got {bad} of {array.size} values NaN or infinite")
+
+
+def check_not_empty(array: Any, name: str) -> None:
+    """Require at least one row."""
+    if np.shape(array)[:1] == (0,):
+        raise ValueError(f"expected at least one row in {name}, got an empty set")
+
+
+def _show(value: Any) -> str:
+    text = str(np.asarray(value)) if is_concrete(value) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,19 @@
+"""Strict numerics for every test: implicit rank and dtype promotion are errors."""
+
+import os
+
+# Four CPU devices, so that sharded code is tested on every machine. Must be set before JAX starts.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+import jax
+import pytest
+
+import dime_jax as dj
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session")
+def schedule():
+    return dj.linear_schedule()
