@@ -54,7 +54,7 @@ class NoiseSchedule:
 
 
 def schedule_from_betas(betas: Any) -> NoiseSchedule:
-    """The schedule with the given β_0 … β_{T-1}, each in (0, 1]; β = 1 (zero terminal SNR) gives ᾱ = 0 from there on."""
+    """The schedule with the given β_0 … β_{T-1}, each in (0, 1]; β = 1 (zero terminal SNR) gives ᾱ = 0 from then on."""
     betas = np.asarray(betas, np.float64)
     if betas.ndim != 1 or betas.size == 0:
         raise ValueError(f"expected betas of shape [T] with T > 0, got {list(betas.shape)}")
@@ -76,9 +76,14 @@ def linear_schedule(num_steps: int = 1000, beta_start: float = 1e-4, beta_end: f
 
 def cosine_schedule(num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> NoiseSchedule:
     """ᾱ_t ∝ cos²(((t/T + s)/(1 + s)) π/2), β clipped at `max_beta` (Nichol & Dhariwal 2021)."""
+    return schedule_from_betas(cosine_betas(num_steps, offset, max_beta))
+
+
+def cosine_betas(num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> np.ndarray:
+    """The βs of `cosine_schedule`, in float64."""
     _validate.check_at_least(num_steps, 1, "num_steps")
     level = np.cos((np.arange(num_steps + 1) / num_steps + offset) / (1 + offset) * np.pi / 2) ** 2
-    return schedule_from_betas(np.minimum(1 - level[1:] / level[:-1], max_beta))
+    return np.minimum(1 - level[1:] / level[:-1], max_beta)
 
 
 def per_image(coefficient: Any, x: jax.Array) -> jax.Array:

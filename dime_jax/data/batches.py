@@ -1,0 +1,219 @@
+"""Reading a source: multi-threaded batches of a fixed shape, the report of bad images, and the fingerprint.
+
+Threads and prefetching are grain's. Its elements here are whole batches, so that its cost per element is paid once a
+batch and a batch is found by its number alone.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from dime_jax import _validate
+from dime_jax.data.sources import BadImage, Item, Source, pixel_digest
+from dime_jax.data.transforms import Transform
+
+MAX_BAD_FRACTION = 0.01
+NUM_THREADS = min(4, os.cpu_count() or 1)
+
+T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """Images for one model call, always of the same shape.
+
+    Rows with mask False hold zeros for an image: either padding (index -1, id "", label 0), or a bad image under its
+    own index, id and label.
+    """
+
+    images: np.ndarray  # float32 [B, H, W, C] in [-1, 1]
+    labels: np.ndarray | None  # int32 [B]
+    ids: list[str]
+    index: np.ndarray  # type: ignore[assignment]  # int64 [B], positions in the source
+    mask: np.ndarray  # bool [B]
+
+
+class TooManyBadImages(ValueError):
+    """More than 1 % of the images cannot be used; the message lists them."""
+
+
+class ImageReport:
+    """The bad images met so far, in one or more passes: `bad[id]` is the reason."""
+
+    def __init__(self) -> None:
+        self.bad: dict[str, str] = {}
+
+    def lines(self) -> list[str]:
+        """One line for each bad image, whatever characters its name has."""
+        return [f"{id!r} {' '.join(reason.split())}" for id, reason in self.bad.items()]
+
+
+class _Pass:
+    """One pass over `total` images: notes bad ones in the report, and stops when more than 1 % are bad."""
+
+    def __init__(self, total: int, report: ImageReport | None):
+        self.total = total
+        self.reports = (ImageReport(), report or ImageReport())
+
+    def note(self, id: str, reason: str) -> None:
+        for report in self.reports:
+            report.bad[id] = reason
+        lines = self.reports[0].lines()
+        if len(lines) > MAX_BAD_FRACTION * self.total:
+            raise TooManyBadImages(
+                f"expected at most {MAX_BAD_FRACTION:.0%} bad images, got {len(lines)} of {self.total} so far:\n"
+                + "\n".join(lines)
+            )
+
+
+class _Unreadable(NamedTuple):
+    """A BadImage's reason; the exception itself would keep the image alive through its traceback."""
+
+    reason: str
+
+
+def batches(
+    source: Source,
+    batch_size: int,
+    transform: Transform,
+    *,
+    indices: Sequence[int] | np.ndarray | None = None,
+    start: int = 0,
+    step: int = 1,
+    report: ImageReport | None = None,
+    num_threads: int = NUM_THREADS,
+) -> Iterator[Batch]:
+    """Iterate over a source in batches of exactly `batch_size` rows, the last one padded.
+
+    With `start` and `step` (process index and count) a process sees every step-th image. All processes get the same
+    number of batches, if need be of padding only, so that they can meet in collective calls.
+
+    Args:
+      source: where images come from.
+      batch_size: B, rows in a batch.
+      transform: pipeline applied to each image, in the reading threads.
+      indices: which images, in this order; all in their order if None.
+      start: first position in `indices`, below `step`.
+      step: take every step-th position.
+      report: collects bad images. They do not stop the iteration until those that this process has met are more than
+        1 % of `indices`: then TooManyBadImages.
+      num_threads: reading threads, each of which reads one batch ahead; 0 reads in the calling thread.
+
+    Yields:
+      Batch; images in the order of `indices`, whatever the threads do.
+    """
+    indices = _check_indices(source, indices)
+    _validate.check_at_least(batch_size, 1, "batch_size")
+    _validate.check_at_least(step, 1, "step")
+    if not 0 <= start < step:
+        raise ValueError(f"expected 0 <= start < step={step}, got start={start}")
+    mine = indices[start::step]
+
+    def load(number: int) -> tuple[Batch, dict[str, str]]:
+        return _load_batch(source, transform, mine[number * batch_size : (number + 1) * batch_size], batch_size)
+
+    longest_share = -(-len(indices) // step)
+    return _reporting(_read_ahead(load, -(-longest_share // batch_size), num_threads), _Pass(len(indices), report))
+
+
+def _reporting(loaded: Iterator[tuple[Batch, dict[str, str]]], this_pass: _Pass) -> Iterator[Batch]:
+    for batch, bad in loaded:
+        for id, reason in bad.items():
+            this_pass.note(id, reason)
+        yield batch
+
+
+def _load_batch(
+    source: Source, transform: Transform, index: np.ndarray, batch_size: int
+) -> tuple[Batch, dict[str, str]]:
+    images = np.zeros((batch_size, *transform.shape), np.float32)
+    mask = np.zeros(batch_size, bool)
+    bad = {}
+    for row, i in enumerate(index):
+        try:
+            images[row] = transform(source[i].image)
+        except BadImage as error:
+            bad[source.ids[i]] = str(error)
+            continue
+        mask[row] = True
+    padding = batch_size - len(index)
+    index = np.concatenate([index, np.full(padding, -1)])
+    labels = None if source.labels is None else np.where(index >= 0, source.labels[index], np.int32(0))
+    ids = [source.ids[i] if i >= 0 else "" for i in index]
+    return Batch(images, labels, ids, index, mask), bad
+
+
+def map_items(
+    source: Source,
+    function: Callable[[Item], T],
+    *,
+    indices: Sequence[int] | np.ndarray | None = None,
+    report: ImageReport | None = None,
+    num_threads: int = NUM_THREADS,
+    chunk: int = 64,
+) -> Iterator[T | None]:
+    """function(item) for each image in order, computed in threads; None for bad images, which go into the report."""
+    indices = _check_indices(source, indices)
+    this_pass = _Pass(len(indices), report)
+
+    def one(index: int) -> T | _Unreadable:
+        try:
+            return function(source[index])
+        except BadImage as error:
+            return _Unreadable(str(error))
+
+    def load(number: int) -> list[T | _Unreadable]:
+        return [one(index) for index in indices[number * chunk : (number + 1) * chunk]]
+
+    position = 0
+    for results in _read_ahead(load, -(-len(indices) // chunk), num_threads):
+        for result in results:
+            if isinstance(result, _Unreadable):
+                this_pass.note(source.ids[indices[position]], result.reason)
+            yield None if isinstance(result, _Unreadable) else result
+            position += 1
+
+
+def fingerprint(
+    source: Source, indices: Sequence[int] | np.ndarray | None = None, report: ImageReport | None = None
+) -> str:
+    """32 hex digits that change with any id, label or pixel, and not with the order, format or path.
+
+    Images are streamed; bad ones enter by id only.
+    """
+    indices = _check_indices(source, indices)
+
+    def digest(id: str, content: bytes) -> bytes:
+        return hashlib.blake2b(id.encode() + b"\0" + content, digest_size=16).digest()
+
+    contents = map_items(
+        source, lambda item: f"{item.label}".encode() + pixel_digest(item.image), indices=indices, report=report
+    )
+    digests = [digest(source.ids[i], b"bad" if content is None else content) for i, content in zip(indices, contents)]
+    return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()
+
+
+def _read_ahead(load: Callable[[int], T], count: int, num_threads: int) -> Iterator[T]:
+    """load(0), load(1), ..., load(count - 1), in order, computed ahead by grain's threads."""
+    import grain
+
+    if count == 0:
+        return iter(())
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=num_threads)
+    return iter(grain.MapDataset.range(count).map(load).to_iter_dataset(options))
+
+
+def _check_indices(source: Source, indices: Sequence[int] | np.ndarray | None) -> np.ndarray:
+    if indices is None:
+        return np.arange(len(source))
+    indices = np.asarray(indices)
+    if indices.ndim != 1 or not (np.issubdtype(indices.dtype, np.integer) or indices.size == 0):
+        raise ValueError(f"expected indices as a list of integers, got {indices.dtype} {list(indices.shape)}")
+    indices = indices.astype(np.int64)
+    if indices.size and not (indices.min() >= 0 and indices.max() < len(source)):
+        raise ValueError(
+            f"expected 0 <= indices < {len(source)} in {source.name}, got {indices.min()} to {indices.max()}"
+        )
+    return indices

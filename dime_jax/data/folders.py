@@ -1,0 +1,178 @@
+"""Sources over folders of image files: any folder, CelebA, ImageNet and ImageNetV2."""
+
+import importlib.resources
+import os
+import pathlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from dime_jax import _validate
+from dime_jax.data import decoding
+from dime_jax.data.sources import BadImage, Source
+
+_WNID = re.compile(r"n\d{8}")
+_CELEBA_PARTITIONS = ("train", "valid", "test")
+
+
+def folder(path: str | os.PathLike, decode: decoding.Decode = "strict") -> Source:
+    """All images under a folder; the id of one is its path inside the folder.
+
+    If every image lies in a subfolder, the first-level subfolders are the classes: numbered by name if the names are
+    all numbers ("10" is class 10), by sorted position otherwise. Links to folders are not followed, links to files only
+    inside the folder.
+    """
+    root = _existing_folder(path)
+    ids = _list_images(root)
+    classes = {i.partition("/")[0] for i in ids}
+    labels = None
+    if all("/" in i for i in ids):
+        if all(name.isdecimal() for name in classes):
+            number = {name: int(name) for name in classes}
+        else:
+            number = {name: position for position, name in enumerate(sorted(classes))}
+        labels = _class_labels(ids, number.__getitem__)
+    return _image_files("folder", root, ids, decode, labels=labels)
+
+
+def imagenet(path: str | os.PathLike, decode: decoding.Decode = "torchvision") -> Source:
+    """ImageNet-1k as folders named by wnid (n01440764/...), directly in `path` or in its "train".
+
+    A label is the wnid's place among the 1000 sorted ones, whichever folders are there.
+    """
+    root = _existing_folder(path)
+    if (root / "train").is_dir() and not any(_WNID.fullmatch(name) for name in os.listdir(root)):
+        root = root / "train"
+    wnids = importlib.resources.files("dime_jax.data").joinpath("imagenet_wnids.txt").read_text().split()
+    number = {wnid: label for label, wnid in enumerate(wnids)}
+
+    def label_of(name: str) -> int:
+        if name not in number:
+            raise ValueError(f"expected folders named by the 1000 wnids of ImageNet-1k in {root}, got {name!r}")
+        return number[name]
+
+    ids = _list_images(root)
+    return _image_files("imagenet", root, ids, decode, labels=_class_labels(ids, label_of), transform="imagenet256")
+
+
+def imagenetv2(path: str | os.PathLike, labels: str = "by_number", decode: decoding.Decode = "torchvision") -> Source:
+    """ImageNetV2, whose folders are named 0 ... 999: the label is that number, also if only some of them are there.
+
+    labels="as_published" is the mapping of published attacks, which read the folders in string order ("0", "1", "10",
+    "100", ...): of 1000 classes it labels 12 right, so held-out images meet a wrong class condition and members do not.
+    It is for reproducing those figures and warns.
+    """
+    _validate.check_choice(labels, ("by_number", "as_published"), "labels")
+    root = _existing_folder(path)
+    ids = _list_images(root)
+
+    def by_number(name: str) -> int:
+        if not (name.isdecimal() and int(name) < 1000):
+            raise ValueError(f"expected folders named 0 to 999 in {root}, got {name!r}")
+        return int(name)
+
+    label_of: Callable[[str], int] = by_number
+    if labels == "as_published":
+        warnings.warn(
+            "labels='as_published' gives ImageNetV2 folders wrong class labels (string order, 12 of 1000 right): "
+            "only for reproducing published figures",
+            stacklevel=2,
+        )
+        names = sorted({i.partition("/")[0] for i in ids})
+        label_of = {name: position for position, name in enumerate(names)}.__getitem__
+    return _image_files("imagenetv2", root, ids, decode, labels=_class_labels(ids, label_of), transform="imagenet256")
+
+
+def celeba(path: str | os.PathLike, split: str = "train", decode: decoding.Decode = "torchvision") -> Source:
+    """CelebA as distributed: img_align_celeba/, identity_CelebA.txt, list_eval_partition.txt, or folders with them.
+
+    The images of one official partition ("train", "valid", "test", or "all") in the order of list_eval_partition.txt,
+    with the identity of the person as a number. The id is the file name.
+    """
+    _validate.check_choice(split, (*_CELEBA_PARTITIONS, "all"), "split")
+    root = _existing_folder(path)
+    partition = _two_columns(_find(root, "list_eval_partition.txt"))
+    identity = _two_columns(_find(root, "identity_CelebA.txt"))
+    ids = [name for name, part in partition.items() if split == "all" or part == _CELEBA_PARTITIONS.index(split)]
+    unknown = [name for name in ids if name not in identity]
+    if unknown:
+        raise ValueError(f"expected an identity for each image of {root}, got none for {unknown[0]!r}")
+    images = _find(root, "img_align_celeba")
+    if (images / "img_align_celeba").is_dir():  # as some mirrors pack it
+        images = images / "img_align_celeba"
+    identities = np.array([identity[name] for name in ids], np.int64)
+    return _image_files("celeba", images, ids, decode, identities=identities, transform="celeba")
+
+
+def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: decoding.Decode, **columns: Any) -> Source:
+    _validate.check_choice(decode, decoding.DECODES, "decode")
+    if not ids:
+        raise ValueError(f"expected images ({' '.join(sorted(decoding.SUFFIXES))}) in {root}, got none")
+    real_root = root.resolve()
+
+    def read(index: int) -> np.ndarray:
+        file = root / ids[index]
+        if not file.resolve().is_relative_to(real_root):
+            raise BadImage("is a link that leaves the folder")
+        if file.is_dir():
+            raise BadImage("is a link to a folder, which is not followed")
+        return decoding.decode_image(file, decode)
+
+    return Source(name=name, ids=[_printable(i) for i in ids], read=read, **columns)
+
+
+def _list_images(root: pathlib.Path) -> list[str]:
+    """Paths inside root of its image files and of links to folders, sorted folder by folder."""
+    found: list[str] = []
+    skipped: list[str] = []
+    for parent, folders, files in os.walk(root, onerror=_raise):
+        inside = pathlib.Path(parent).relative_to(root)
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in files + links:
+            is_image = name in links or os.path.splitext(name)[1].lower() in decoding.SUFFIXES
+            (found if is_image else skipped).append((inside / name).as_posix())
+    if skipped:
+        logging.warning("skipped %d files of %s that are no images, such as %r", len(skipped), root, skipped[0])
+    return sorted(found, key=lambda path: path.split("/"))
+
+
+def _class_labels(ids: Sequence[str], label_of: Callable[[str], int]) -> np.ndarray:
+    return np.array([label_of(i.partition("/")[0]) for i in ids], np.int32)
+
+
+def _printable(name: str) -> str:
+    """The name with bytes that are not UTF-8 written as \\xNN, so that tables and reports can hold it."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _existing_folder(path: str | os.PathLike) -> pathlib.Path:
+    root = pathlib.Path(path).expanduser()
+    if not root.is_dir():
+        raise ValueError(f"expected an existing folder, got {str(path)!r}")
+    return root
+
+
+def _find(root: pathlib.Path, name: str) -> pathlib.Path:
+    found = [*root.glob(name), *sorted(root.glob(f"*/{name}"))]
+    if not found:
+        raise ValueError(f"expected {name} in {root} or one level below, got none")
+    return found[0]
+
+
+def _two_columns(file: pathlib.Path) -> dict[str, int]:
+    """A text file of lines "name number"."""
+    pairs: dict[str, int] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        fields = line.split()
+        if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in pairs:
+            raise ValueError(f"expected a new file name and a number in {file} line {number}, got {line!r}")
+        pairs[fields[0]] = int(fields[1])
+    return pairs
+
+
+def _raise(error: OSError) -> None:
+    raise error

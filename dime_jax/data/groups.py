@@ -1,0 +1,65 @@
+"""Groups of images that belong together (one person, one duplicate cluster, one album): int64 [n], -1 for none.
+
+Halves never cut a group. Groups from several origins are merged until no two overlap.
+"""
+
+import csv
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import sparse
+
+from dime_jax import _validate
+
+ALONE = -1
+
+
+def merge_groups(*groupings: np.ndarray | None) -> np.ndarray | None:
+    """The finest grouping that keeps every group of every grouping together; None stands for no grouping."""
+    given = [np.asarray(grouping) for grouping in groupings if grouping is not None]
+    if not given:
+        return None
+    n = len(given[0])
+    for grouping in given:
+        _validate.check_shape(grouping, (n,), "groups")
+    pairs = [_consecutive_pairs(grouping) for grouping in given]
+    return connect(n, np.concatenate(pairs))
+
+
+def connect(n: int, pairs: np.ndarray) -> np.ndarray:
+    """Groups of n images from pairs [k, 2] that belong together: connected components, ALONE for unpaired images."""
+    links = sparse.coo_array((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
+    _, component = sparse.csgraph.connected_components(links, directed=False)
+    size = np.bincount(component, minlength=1)
+    return np.where(size[component] > 1, component, ALONE).astype(np.int64)
+
+
+def read_groups(path: str | os.PathLike, ids: Sequence[str]) -> np.ndarray:
+    """Groups from a CSV file of lines "id,group" (a header "id,group" may come first); ids not listed stay alone."""
+    position = {id: index for index, id in enumerate(ids)}
+    groups = np.full(len(ids), ALONE, np.int64)
+    numbers: dict[str, int] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for number, fields in enumerate(csv.reader(file), 1):
+            if number == 1 and fields == ["id", "group"]:
+                continue
+            if len(fields) != 2 or fields[0] not in position:
+                raise ValueError(f"expected a known id and a group in {path} line {number}, got {','.join(fields)!r}")
+            if groups[position[fields[0]]] != ALONE:
+                raise ValueError(f"expected one group for each id in {path}, got line {number} for {fields[0]!r} again")
+            groups[position[fields[0]]] = numbers.setdefault(fields[1], len(numbers))
+    return groups
+
+
+def shared_groups(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The groups that have images among both index sets."""
+    shared = np.intersect1d(groups[first], groups[second])
+    return shared[shared != ALONE]
+
+
+def _consecutive_pairs(grouping: np.ndarray) -> np.ndarray:
+    order = np.argsort(grouping, kind="stable")
+    order = order[grouping[order] != ALONE]
+    same = grouping[order[:-1]] == grouping[order[1:]]
+    return np.stack([order[:-1][same], order[1:][same]], axis=1)

@@ -1,0 +1,153 @@
+"""Source: a set of images with stable ids and lazy random access, whatever the format on disk.
+
+Every format is opened into the same frozen record: columns that are cheap to hold (ids, labels, identities) and one
+function that reads one image. Reading is thread-safe and keeps nothing in memory.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dime_jax import _validate
+
+
+class Item(NamedTuple):
+    """One example.
+
+    `image` is uint8 [H, W, C] with C = 1 or 3. Only float arrays that no 8-bit image can hold stay float32 [H, W, C]
+    in [-1, 1].
+    """
+
+    image: np.ndarray
+    label: int | None
+    identity: int | None
+    id: str
+
+
+class BadImage(ValueError):
+    """One image cannot be used, for a reason that fits on a line; the other images are not affected."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A set of images: `len(source)`, and `source[i]` -> Item for 0 <= i < len(source).
+
+    Attributes:
+      name: the format's name, such as "cifar10".
+      ids: one string per image, unique, and the same whenever and wherever the set is opened.
+      read: `read(i)` -> image i, as `Item.image`; raises BadImage. May be called from any thread.
+      labels: int32 [n] class labels, or None.
+      identities: int64 [n] numbers of the people shown, or None.
+      transform: name of the set's usual preprocessing (see `transforms`).
+      index_problem: why published index files cannot be applied to this source; None where they can, which means that
+        the images are in the order in which they were first published.
+    """
+
+    name: str
+    ids: Sequence[str]
+    read: Callable[[int], np.ndarray]
+    labels: np.ndarray | None = None
+    identities: np.ndarray | None = None
+    transform: str = "fit"
+    index_problem: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.ids) == 0:
+            raise ValueError(f"expected at least one image in {self.name}, got none")
+        for column in ("labels", "identities"):
+            if getattr(self, column) is not None:
+                _validate.check_shape(getattr(self, column), (len(self.ids),), f"{column} of {self.name}")
+        if len(set(self.ids)) != len(self.ids):
+            seen: set[str] = set()
+            twice = next(i for i in self.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+            raise ValueError(f"expected unique ids in {self.name}, got {twice!r} more than once")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Item:
+        index = int(index)
+        if not 0 <= index < len(self):
+            raise IndexError(f"expected 0 <= index < {len(self)} in {self.name}, got {index}")
+        return Item(
+            image=self.read(index),
+            label=None if self.labels is None else int(self.labels[index]),
+            identity=None if self.identities is None else int(self.identities[index]),
+            id=self.ids[index],
+        )
+
+
+def from_images(
+    images: np.ndarray,
+    *,
+    name: str = "arrays",
+    ids: Sequence[str] | None = None,
+    labels: np.ndarray | None = None,
+    transform: str = "fit",
+) -> Source:
+    """A Source over images [N, H, W, C] that are in memory or memory-mapped: uint8, or float32 in [-1, 1].
+
+    Without ids, image 42 is called "{name}-00042": stable as long as the order of the array is.
+    """
+    _validate.check_shape(images, (None, None, None, None), f"images of {name}")
+    if images.shape[-1] not in (1, 3):
+        raise ValueError(f"expected images of {name} with 1 or 3 channels last, got shape {list(images.shape)}")
+    return Source(
+        name=name,
+        ids=numbered_ids(f"{name}-", len(images)) if ids is None else ids,
+        read=lambda index: np.ascontiguousarray(images[index]),
+        labels=labels,
+        transform=transform,
+    )
+
+
+def numbered_ids(prefix: str, count: int) -> list[str]:
+    """prefix00000, prefix00001, ...: five digits or more, so that they sort in order."""
+    width = max(5, len(str(count - 1)))
+    return [f"{prefix}{index:0{width}d}" for index in range(count)]
+
+
+def digits() -> Source:
+    """Scikit-learn's 1,797 handwritten digits, 8x8x1: the built-in set, which needs no files.
+
+    Their values are 0..16; v becomes round(255 v / 16), which is exact enough to be undone.
+    """
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = np.round(data.images * (255 / 16)).astype(np.uint8)[..., None]
+    return from_images(images, name="digits", labels=data.target.astype(np.int32), transform="digits")
+
+
+def join(members: Source, heldout: Source) -> Source:
+    """One source holding the members first and the held-out images after them (see `splits.split_of_joined`).
+
+    Ids get the prefix "members/" or "heldout/", since two folders often use the same file names. Labels and identities
+    survive only if both sides have them.
+    """
+
+    def read(index: int) -> np.ndarray:
+        return members.read(index) if index < len(members) else heldout.read(index - len(members))
+
+    def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+        return None if first is None or second is None else np.concatenate([first, second])
+
+    return Source(
+        name=members.name if members.name == heldout.name else f"{members.name}+{heldout.name}",
+        ids=[f"members/{i}" for i in members.ids] + [f"heldout/{i}" for i in heldout.ids],
+        read=read,
+        labels=both(members.labels, heldout.labels),
+        identities=both(members.identities, heldout.identities),
+        transform=members.transform if members.transform == heldout.transform else "fit",
+        index_problem="it is two sources joined, so no published index file is about it",
+    )
+
+
+def pixel_digest(image: np.ndarray) -> bytes:
+    """16 bytes that identify an image's shape, type and pixels."""
+    digest = hashlib.blake2b(f"{image.dtype}{image.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()

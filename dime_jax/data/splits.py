@@ -1,0 +1,265 @@
+"""Who is a member and who is held out, and which half calibrates: index arrays into a source.
+
+Half of the wrong results in this field are split mistakes, so a Split checks itself, published indices go only onto
+sources that kept the published order, and no person or duplicate ends up on both sides of a half.
+"""
+
+import dataclasses
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dime_jax import _validate
+from dime_jax.data.groups import ALONE
+from dime_jax.data.sources import Source
+
+_FILE_KEYS = {"SecMI": ("mia_train_idxs", "mia_eval_idxs"), "dime-mia": ("member", "heldout")}
+MODES = ("by_id", "as_published")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
+    """Indices into a source, int64: images the model was trained on, and images it was not. Unique and disjoint."""
+
+    member: np.ndarray
+    heldout: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("member", "heldout"):
+            index = np.asarray(getattr(self, name))
+            if index.ndim != 1 or not (np.issubdtype(index.dtype, np.integer) or index.size == 0):
+                raise ValueError(f"expected {name} as a list of integers, got {index.dtype} {list(index.shape)}")
+            object.__setattr__(self, name, index.astype(np.int64))
+        both = np.concatenate([self.member, self.heldout])
+        values, counts = np.unique(both, return_counts=True)
+        if np.any(values < 0):
+            raise ValueError(f"expected indices >= 0, got {values[0]}")
+        for name in ("member", "heldout"):
+            if len(np.unique(getattr(self, name))) != len(getattr(self, name)):
+                raise ValueError(f"expected unique indices in {name}, got {_first_repeat(getattr(self, name))} twice")
+        if np.any(counts > 1):
+            raise ValueError(f"expected member and heldout to be disjoint, got index {values[counts > 1][0]} in both")
+
+    def check(self, source: Source) -> "Split":
+        """This split, if its indices are about this source: in range, and in an order that they can refer to."""
+        if source.index_problem:
+            raise ValueError(f"cannot apply a split by index to {source.name}: {source.index_problem}")
+        largest = max(self.member.max(initial=-1), self.heldout.max(initial=-1))
+        if largest >= len(source):
+            raise ValueError(f"expected split indices < {len(source)} in {source.name}, got {largest}")
+        return self
+
+
+class Halves(NamedTuple):
+    """The half that chooses hyper-parameters, and the half that is read once."""
+
+    calibration: Split
+    test: Split
+
+
+def read_split(path: str | os.PathLike, source: Source) -> Split:
+    """Read SecMI's split file (mia_train_idxs, mia_eval_idxs) or dime-mia's (member, heldout) for this source."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for member, heldout in _FILE_KEYS.values():
+                if member in file and heldout in file:
+                    return Split(file[member], file[heldout]).check(source)
+            keys = ", ".join(file)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    wanted = " or ".join(f"{member} and {heldout} ({name})" for name, (member, heldout) in _FILE_KEYS.items())
+    raise ValueError(f"{path}: expected {wanted}, got {keys}")
+
+
+def write_split(path: str | os.PathLike, split: Split) -> None:
+    """Write a .npz that `read_split` and dime-mia's code read."""
+    with open(path, "wb") as file:
+        np.savez(file, member=split.member, heldout=split.heldout)
+
+
+def split_of_joined(members: Source, heldout: Source) -> Split:
+    """The split of `sources.join(members, heldout)`."""
+    return Split(np.arange(len(members)), np.arange(len(members), len(members) + len(heldout)))
+
+
+def random_split(source: Source, size: int, seed: int = 0) -> Split:
+    """`size` members and `size` held-out: the first and second run of default_rng(seed).permutation(n), each sorted.
+
+    With seed 0 these are dime-mia's splits: STL10-U with size 10,000 of 100,000, CelebA with 30,000 of its 162,770
+    training images.
+    """
+    _check_room(source, 2 * size)
+    order = np.random.default_rng(seed).permutation(len(source))
+    return Split(np.sort(order[:size]), np.sort(order[size : 2 * size])).check(source)
+
+
+def sima_celeba_split(source: Source, size: int = 30_000, seed: int = 42) -> Split:
+    """SimA's CelebA split: the first 2 x `size` images shuffled by default_rng(seed), the first half members."""
+    _check_room(source, 2 * size)
+    order = np.arange(2 * size)
+    np.random.default_rng(seed).shuffle(order)
+    return Split(order[:size], order[size:]).check(source)
+
+
+def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed: int = 0) -> Split:
+    """No person on both sides, few photos of each: dime-mia's CelebA split for its DP study.
+
+    People come in an order shuffled by default_rng(seed), each with at most `per_identity` of their photos, shuffled
+    too. They fill the members up to `size`, then the held-out images.
+    """
+    if source.identities is None:
+        raise ValueError(f"expected identities in {source.name} for an identity-disjoint split, got none")
+    _validate.check_at_least(per_identity, 1, "per_identity")
+    rng = np.random.default_rng(seed)
+    people = np.unique(source.identities)
+    rng.shuffle(people)
+    by_person = np.argsort(source.identities, kind="stable")
+    first, last = (np.searchsorted(source.identities[by_person], people, side=side) for side in ("left", "right"))
+    sides: tuple[list[int], list[int]] = ([], [])
+    for begin, end in zip(first, last):
+        unfilled = [side for side in sides if len(side) < size]
+        if not unfilled:
+            break
+        photos = by_person[begin:end].copy()
+        rng.shuffle(photos)
+        unfilled[0].extend(photos[:per_identity])
+    if len(sides[1]) < size:
+        raise ValueError(f"expected people for 2 x {size} images in {source.name}, got {len(sides[0]) + len(sides[1])}")
+    member, heldout = (np.sort(side[:size]) for side in sides)
+    return Split(member, heldout).check(source)
+
+
+def per_class_split(members: Source, heldout: Source, per_class: int = 3, seed: int = 2025) -> Split:
+    """`per_class` random images of every class from each side, for `sources.join(members, heldout)`.
+
+    With ImageNet and ImageNetV2 this is the published draw of 3 + 3 a class: one random.Random(seed) shuffles each
+    class, folder after folder, and then the selection; the members' draw comes first.
+    """
+    rng = random.Random(seed)
+
+    def draw(source: Source) -> np.ndarray:
+        if source.labels is None:
+            raise ValueError(f"expected class labels in {source.name} to draw {per_class} a class, got none")
+        classes: dict[int, list[int]] = {}
+        for index, label in enumerate(source.labels):
+            classes.setdefault(int(label), []).append(index)
+        chosen = []
+        for label, images in classes.items():
+            if len(images) < per_class:
+                raise ValueError(f"expected {per_class} images of class {label} in {source.name}, got {len(images)}")
+            rng.shuffle(images)
+            chosen += images[:per_class]
+        rng.shuffle(chosen)
+        return np.array(chosen)
+
+    return Split(draw(members), draw(heldout) + len(members))
+
+
+def halves(
+    split: Split,
+    ids: Sequence[str],
+    *,
+    mode: str = "by_id",
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+    calibration_size: int | None = None,
+    test_size: int | None = None,
+) -> Halves:
+    """Cut members and held-out images into a calibration and a test half.
+
+    mode="by_id" orders images by a hash of (seed, id): the same image gets the same half however the source is ordered.
+    A group never lies on both sides. Group sizes permitting, the sides differ by at most one member and one held-out
+    image; an odd one goes to the test half.
+
+    mode="as_published" permutes members and then held-out images by index with one default_rng(seed) and cuts them at
+    n // 2, as the authors do (seed 0; 2025 for ImageNet). It knows no groups.
+
+    Args:
+      split: members and held-out images.
+      ids: the source's ids.
+      mode: "by_id" or "as_published".
+      seed: another seed, other halves.
+      groups: int [n], the group of each image of the source, ALONE (-1) for none: see `groups`.
+      calibration_size: at most so many members and so many held-out images in the calibration half, drawn from it.
+      test_size: the same for the test half.
+    """
+    _validate.check_choice(mode, MODES, "mode")
+    if mode == "by_id":
+        return _halves_by_id(split, ids, seed, groups, calibration_size, test_size)
+    if groups is not None:
+        raise ValueError("mode as_published permutes by index and cannot keep groups together: expected groups=None")
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(side) for side in (split.member, split.heldout)]
+    pieces = [order[: len(order) // 2] for order in orders] + [order[len(order) // 2 :] for order in orders]
+    sizes = (calibration_size, calibration_size, test_size, test_size)
+    pieces = [
+        piece if size is None else rng.choice(piece, size=min(size, len(piece)), replace=False)
+        for piece, size in zip(pieces, sizes)
+    ]
+    return Halves(Split(*pieces[:2]), Split(*pieces[2:]))
+
+
+def _halves_by_id(
+    split: Split,
+    ids: Sequence[str],
+    seed: int,
+    groups: np.ndarray | None,
+    calibration_size: int | None,
+    test_size: int | None,
+) -> Halves:
+    rows = np.concatenate([split.member, split.heldout])
+    heldout = np.arange(len(rows)) >= len(split.member)
+    keys = np.array([_hash(seed, ids[row]) for row in rows], np.uint64)
+    groups = np.full(len(ids), ALONE) if groups is None else np.asarray(groups)
+    _validate.check_shape(groups, (len(ids),), "groups")
+    calibrates = _choose_sides(heldout, keys, groups[rows])
+
+    def half(side: bool, size: int | None) -> Split:
+        chosen = [np.flatnonzero((calibrates == side) & (heldout == kind)) for kind in (0, 1)]
+        return Split(*(rows[np.sort(c[np.argsort(keys[c], kind="stable")][:size])] for c in chosen))
+
+    return Halves(half(True, calibration_size), half(False, test_size))
+
+
+def _choose_sides(heldout: np.ndarray, keys: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Which rows calibrate, bool [n], by their keys and groups alone, members and held-out rows balanced apart."""
+    calibrates = np.zeros(len(keys), bool)
+    alone = np.ones(len(keys), bool)
+    surplus = np.zeros(2, np.int64)  # calibration minus test, of members and of held-out rows
+    for rows in _rows_by_group(group, keys):  # each to the side that has less so far
+        size = np.bincount(heldout[rows].astype(np.int64), minlength=2)
+        calibrates[rows] = side = np.sum((surplus + size) ** 2) < np.sum((surplus - size) ** 2)
+        surplus += size if side else -size
+        alone[rows] = False
+    for kind in (0, 1):  # rows without a group even out what is left
+        single = np.flatnonzero(alone & (heldout == kind))
+        single = single[np.argsort(keys[single], kind="stable")]
+        calibrates[single[: max(0, (len(single) - surplus[kind]) // 2)]] = True
+    return calibrates
+
+
+def _rows_by_group(group: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+    """Rows of each group of two or more, largest group first, equal ones by their smallest key."""
+    order = np.argsort(group, kind="stable")
+    order = order[group[order] != ALONE]
+    cuts = np.flatnonzero(np.diff(group[order])) + 1
+    found = [rows for rows in np.split(order, cuts) if len(rows) > 1]
+    return sorted(found, key=lambda rows: (-len(rows), keys[rows].min()))
+
+
+def _hash(seed: int, id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{id}".encode(), digest_size=8).digest(), "big")
+
+
+def _check_room(source: Source, wanted: int) -> None:
+    if wanted > len(source):
+        raise ValueError(f"expected at least {wanted} images in {source.name}, got {len(source)}")
+
+
+def _first_repeat(index: np.ndarray) -> int:
+    values, counts = np.unique(index, return_counts=True)
+    return int(values[counts > 1][0])

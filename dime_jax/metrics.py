@@ -1,0 +1,416 @@
+"""How well an attack separates members from held-out images: ROC, AUC, ASR, TPR at a fixed FPR, with intervals.
+
+Everywhere a lower score means member: an image is called a member iff score <= tau, so that
+TPR(tau) = P(member score <= tau) and FPR(tau) = P(held-out score <= tau). Rates are fractions, not per cent.
+
+What the intervals promise at confidence 1 - α, for images drawn independently:
+
+  metric     interval                                           holds
+  AUC        DeLong on the logit scale                          asymptotically; never inside the last line's
+  ASR        inverted worst case (`_advantage_limits`)          at least 1 - α for any ROC curve, asymptotically
+  TPR@FPR    resampled false positives and members              asymptotically; starts at 0 if n_heldout · fpr < 3
+  no spread  `_interval_without_spread`                         at least 1 - α, for any n
+
+Scores must be finite one-dimensional arrays; any NaN or infinity is refused.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import integrate, optimize, special, stats
+
+from dime_jax import _validate
+
+ScorePair = tuple[npt.ArrayLike, npt.ArrayLike]
+
+# The Monte-Carlo error of a 95 % limit is then 1 % of the interval's width. A resample costs O(1), not O(n).
+_RESAMPLES = 5_000
+
+
+class Estimate(NamedTuple):
+    """A value and its confidence interval, low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Metrics(NamedTuple):
+    """The paper's three metrics; the dictionaries are keyed by the FPR that was asked for.
+
+    `attained_fpr` and `false_positives` are those at the most permissive threshold with FPR(tau) <= fpr.
+    """
+
+    auc: Estimate
+    asr: Estimate
+    tpr_at_fpr: dict[float, Estimate]
+    attained_fpr: dict[float, float]
+    false_positives: dict[float, int]
+
+
+class RocCurve(NamedTuple):
+    """Rates at `score <= thresholds`: one point per distinct score, after (0, 0) at threshold -inf."""
+
+    fpr: np.ndarray
+    tpr: np.ndarray
+    thresholds: np.ndarray
+
+
+class Rates(NamedTuple):
+    """Rates of one decision rule; accuracy is balanced, (TPR + 1 - FPR)/2."""
+
+    tpr: float
+    fpr: float
+    accuracy: float
+
+
+class Comparison(NamedTuple):
+    """First attack minus second on the same images; `p_value` is two-sided, for equal AUC."""
+
+    auc_difference: Estimate
+    p_value: float
+    tpr_difference_at_fpr: dict[float, Estimate]
+
+
+def evaluate(
+    member_scores: npt.ArrayLike,
+    heldout_scores: npt.ArrayLike,
+    fprs: Iterable[float] = (0.01,),
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Metrics:
+    """AUC, ASR and TPR at each of `fprs`, with confidence intervals.
+
+    AUC     = P(member < held-out) + P(member = held-out)/2.
+    ASR     = max_tau (TPR(tau) + 1 - FPR(tau))/2, over all tau including -inf: never below 1/2.
+    TPR@fpr = max {TPR(tau) : FPR(tau) <= fpr}. With fewer than 1/fpr held-out images no false positive is allowed: it
+              is then the share of members below every held-out score; its interval starts at 0 (above 64 % confidence).
+
+    Deterministic in `seed`; the interval at one fpr does not depend on which others are asked for.
+    """
+    member, heldout = _check_scores(member_scores, heldout_scores)
+    fprs = _check_levels(fprs, confidence)
+    operating_points = {fpr: _tpr_at_fpr(member, heldout, fpr, confidence, seed) for fpr in fprs}
+    return Metrics(
+        auc=_auc(member, heldout, confidence),
+        asr=_asr(member, heldout, confidence),
+        tpr_at_fpr={fpr: tpr for fpr, (tpr, _) in operating_points.items()},
+        attained_fpr={fpr: false / heldout.size for fpr, (_, false) in operating_points.items()},
+        false_positives={fpr: false for fpr, (_, false) in operating_points.items()},
+    )
+
+
+def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
+    """AUC alone, for searches over many settings: P(member < held-out) + P(member = held-out)/2."""
+    return _mean_and_error(*_placements(*_check_scores(member_scores, heldout_scores)))[0]
+
+
+def roc_curve(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> RocCurve:
+    """The empirical ROC curve from (0, 0) to (1, 1); tied scores, which no threshold can split, share one point."""
+    member, heldout = _check_scores(member_scores, heldout_scores)
+    thresholds, hits, false = _counts(member, heldout)
+    return RocCurve(fpr=false / heldout.size, tpr=hits / member.size, thresholds=thresholds)
+
+
+def rates_at_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, tau: float) -> Rates:
+    """TPR, FPR and balanced accuracy of the rule `score <= tau`; tau may be infinite."""
+    member, heldout = _check_scores(member_scores, heldout_scores)
+    if np.isnan(tau):
+        raise ValueError(f"expected a threshold, got tau={tau}")
+    tpr, fpr = float(np.mean(member <= tau)), float(np.mean(heldout <= tau))
+    return Rates(tpr, fpr, (tpr + 1 - fpr) / 2)
+
+
+def best_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
+    """The tau of the highest balanced accuracy; the lowest such tau (fewest images flagged) when several tie.
+
+    It lies midway between two neighbouring scores, so that it favours neither on new images, and is exact in the
+    precision of the scores. If no threshold beats calling nobody a member, it is -inf.
+    """
+    member, heldout = _check_scores(member_scores, heldout_scores)
+    thresholds, hits, false = _counts(member, heldout)
+    # In integers, so that rounding breaks no tie. The last threshold flags everyone and ties with -inf at best.
+    best = int(np.argmax(hits * heldout.size - false * member.size))
+    if best == 0:
+        return -np.inf
+    below, above = thresholds[best], thresholds[best + 1]
+    middle = below / 2 + above / 2
+    return float(middle if below <= middle < above else below)
+
+
+def compare(
+    first: ScorePair,
+    second: ScorePair,
+    fprs: Iterable[float] = (0.01,),
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Paired comparison of two attacks, each given as (member scores, held-out scores) of the same images in order.
+
+    AUC: DeLong's paired test. With ψ_a an image's placement by attack a (the share of the other class on its right
+    side), Var(AUC_1 - AUC_2) = Var(ψ_1 - ψ_2 | members)/n_member + Var(ψ_1 - ψ_2 | held-out)/n_heldout, which holds all
+    four covariances.
+    TPR at each fpr: as `evaluate`, with the same resampled images for both attacks.
+
+    Equal rankings give difference 0 and p = 1. Other differences without any spread (one attack perfect, the other
+    perfectly wrong) get the bound of `_interval_without_spread` and the p-value that belongs to it.
+    """
+    pairs = [_check_scores(*pair, f"{name} ") for pair, name in ((first, "first"), (second, "second"))]
+    for one, two, name in zip(*pairs, ("member", "held-out")):
+        if one.size != two.size:
+            raise ValueError(f"expected both attacks on the same {name} images, got {one.size} and {two.size} scores")
+    fprs = _check_levels(fprs, confidence)
+    auc_difference, p_value = _compare_auc(pairs, confidence)
+    return Comparison(
+        auc_difference, p_value, {fpr: _tpr_difference_at_fpr(pairs, fpr, confidence, seed) for fpr in fprs}
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- AUC
+
+
+def _placements(member: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Twice the number of held-out scores above each member and of members below each held-out score; ties count half.
+
+    Twice, so that they are integers, whose spread is 0 exactly when they are all equal.
+    """
+
+    def twice_below(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
+        others = np.sort(others)
+        return np.searchsorted(others, scores, "left") + np.searchsorted(others, scores, "right")
+
+    return 2 * heldout.size - twice_below(member, heldout), twice_below(heldout, member)
+
+
+def _mean_and_error(of_members: np.ndarray, of_heldout: np.ndarray) -> tuple[float, float]:
+    """AUC (or difference of AUCs) from placements (or their differences), and DeLong's standard error.
+
+    A class of a single image adds no spread: the caller treats that case apart.
+    """
+    pairs = of_members.size * of_heldout.size
+    spreads = [np.var(p, ddof=1) * p.size for p in (of_members, of_heldout) if p.size > 1]
+    return float(np.sum(of_members) / (2 * pairs)), float(np.sqrt(sum(spreads)) / (2 * pairs))
+
+
+def _auc(member: np.ndarray, heldout: np.ndarray, confidence: float) -> Estimate:
+    auc, error = _mean_and_error(*_placements(member, heldout))
+    draws = min(member.size, heldout.size)
+    bound = _interval_without_spread(auc, draws, confidence)
+    if error == 0 or draws == 1:
+        return bound
+    # On the logit scale the interval stays inside (0, 1) and leans the right way near the ends.
+    margin = stats.norm.isf((1 - confidence) / 2) * error / (auc * (1 - auc))
+    low, high = special.expit(special.logit(auc) + np.array([-margin, margin]))
+    # Near 0 and 1 a handful of misplaced images is too few for the normal law, and the bound takes over.
+    return Estimate(auc, float(min(low, bound.low)), float(max(high, bound.high)))
+
+
+def _compare_auc(pairs: list[tuple[np.ndarray, np.ndarray]], confidence: float) -> tuple[Estimate, float]:
+    first, second = (_placements(*pair) for pair in pairs)
+    difference, error = _mean_and_error(first[0] - second[0], first[1] - second[1])
+    draws = min(first[0].size, first[1].size)
+    if error == 0 or draws == 1:
+        p_value = min(1.0, 2 * (1 + abs(difference)) ** -draws)
+        return _interval_without_spread(difference, draws, confidence, least=-1.0), p_value
+    margin = float(stats.norm.isf((1 - confidence) / 2)) * error
+    interval = Estimate(difference, max(-1.0, difference - margin), min(1.0, difference + margin))
+    return interval, float(2 * stats.norm.sf(abs(difference) / error))
+
+
+def _interval_without_spread(value: float, n: int, confidence: float, least: float = 0.0) -> Estimate:
+    """Interval for the mean μ of a variable in [least, 1] that took the same value in n independent draws.
+
+    By Markov's inequality P(X >= v) <= (μ - least)/(v - least), so n draws at v have probability at most
+    ((μ - least)/(v - least))^n, which is α/2 at the lower limit; the upper limit mirrors it. At v = 1 this is the rule
+    of three, μ >= (α/2)^(1/n) ≈ 1 - 3.7/n at 95 %. An AUC has min(n_member, n_heldout) disjoint pairs as its draws.
+    """
+    shrink = ((1 - confidence) / 2) ** (1 / n)
+    return Estimate(value, least + (value - least) * shrink, 1 - (1 - value) * shrink)
+
+
+# ---------------------------------------------------------------------------------------------------------------- ASR
+
+
+def _asr(member: np.ndarray, heldout: np.ndarray, confidence: float) -> Estimate:
+    _, hits, false = _counts(member, heldout)
+    advantage = float(np.max(hits / member.size - false / heldout.size))
+    low, high = _advantage_limits(advantage, member.size, heldout.size, (1 - confidence) / 2)
+    return Estimate((1 + advantage) / 2, (1 + low) / 2, (1 + high) / 2)
+
+
+def _advantage_limits(advantage: float, n: int, m: int, tail: float) -> tuple[float, float]:
+    """Confidence limits, each wrong with probability at most `tail`, for D = sup_tau (TPR - FPR) = 2 ASR - 1.
+
+    The estimate D̂ is a maximum, hence biased upwards, and its law depends on the whole ROC curve. Both limits invert a
+    test against the curve that is worst for them:
+
+    lower: D̂ is stochastically largest, for given D, on the line TPR = min(1, FPR + D): moving members to lower scores
+      can only raise every TPR. There D̂'s tail has a closed form (`_worst_case_tail`). At D = 0 it is
+      Kolmogorov-Smirnov's one-sided test, and the limit is 0 when that test does not reject.
+    upper: D̂ is at least the observed TPR - FPR at the best threshold of the population, which is unbiased for D. So no
+      simultaneous band is needed: a normal limit at the largest variance that D allows is enough.
+    """
+
+    def largest_error(d: float) -> float:
+        fpr = np.clip(0.5 - d * m / (n + m), 0, 1 - d)
+        tpr = fpr + d
+        return float(np.sqrt(max(0.0, tpr * (1 - tpr) / n + fpr * (1 - fpr) / m)))
+
+    quantile = stats.norm.isf(tail)
+    low, high = 0.0, 1.0
+    if _worst_case_tail(advantage, 0.0, n, m) < tail:
+        low = optimize.brentq(lambda d: _worst_case_tail(advantage - d, d, n, m) - tail, 0.0, advantage)
+    if advantage < 1:
+        high = optimize.brentq(lambda d: advantage + quantile * largest_error(d) - d, advantage, 1.0)
+    return low, high
+
+
+def _worst_case_tail(excess: float, d: float, n: int, m: int) -> float:
+    """P(D̂ > d + excess) for n members and m held-out images whose ROC curve is TPR = min(1, FPR + d), for large n, m.
+
+    Along the line, D̂(FPR) - d is a Brownian bridge of variance s² = 1/n + 1/m per unit of FPR, over the length 1 - d,
+    from A ~ N(0, d(1-d)/n) to B ~ N(0, d(1-d)/m), independent. A bridge from a to b passes c > a, b with probability
+    exp(-2 (c-a)(c-b) / (s² (1-d))). Below, x = c - A and y = c - B; y is integrated in closed form, x by quadrature.
+    """
+    if excess <= 0:
+        return 1.0
+    rate = 2 / ((1 / n + 1 / m) * (1 - d))
+    if d == 0:
+        return float(np.exp(-rate * excess**2))
+    sd_x, sd_y = np.sqrt(d * (1 - d) / n), np.sqrt(d * (1 - d) / m)
+
+    def stays_below(x: np.ndarray) -> np.ndarray:
+        slope = rate * x
+        log_crossed = slope * (slope * sd_y**2 / 2 - excess) + special.log_ndtr(excess / sd_y - slope * sd_y)
+        density = np.exp(-(((x - excess) / sd_x) ** 2) / 2) / (sd_x * np.sqrt(2 * np.pi))
+        return density * (special.ndtr(excess / sd_y) - np.exp(log_crossed))
+
+    return 1 - float(integrate.fixed_quad(stays_below, max(0.0, excess - 9 * sd_x), excess + 9 * sd_x, n=120)[0])
+
+
+# ------------------------------------------------------------------------------------------------------------ TPR@FPR
+
+
+def _tpr_at_fpr(
+    member: np.ndarray, heldout: np.ndarray, fpr: float, confidence: float, seed: int
+) -> tuple[Estimate, int]:
+    """TPR at the most permissive threshold with FPR <= fpr, and the number of false positives there.
+
+    The interval is a percentile bootstrap of both classes, with one change. The number J of held-out scores below the
+    threshold whose *population* FPR is fpr has a known law, Binomial(n_heldout, fpr). So J is drawn from it, the
+    threshold is put where it leaves J held-out scores below, and the members are resampled. (Resampling the held-out
+    scores centres J half a score too high: at n = 500 and TPR 20 % that covers 93 %, this 95-96 %.)
+
+    If J = 0 is likelier than 1 - confidence (below about 3 expected false positives at 95 %), the data cannot tell how
+    far the threshold lies below every held-out score, and the interval starts at 0.
+    """
+    cuts = _cuts(heldout)
+    below = np.searchsorted(np.sort(member), cuts, "left")
+    allowed = _allowed_false_positives(heldout.size, fpr)
+    tpr = float(below[allowed] / member.size)
+
+    rng = np.random.default_rng(seed)
+    false = rng.binomial(heldout.size, fpr, _RESAMPLES)
+    resampled = rng.binomial(member.size, below[false] / member.size) / member.size
+    low, high = np.quantile(resampled, _tails(confidence))
+    if _too_few(heldout.size, fpr, confidence):
+        low = 0.0
+    # When all members, or none, lie below, resampling shows no spread, though the truth may differ.
+    bound = _interval_without_spread(tpr, member.size, confidence)
+    estimate = Estimate(tpr, float(min(low, bound.low)), float(max(high, bound.high)))
+    return estimate, int(np.searchsorted(cuts, cuts[allowed], "left"))
+
+
+def _tpr_difference_at_fpr(
+    pairs: list[tuple[np.ndarray, np.ndarray]], fpr: float, confidence: float, seed: int
+) -> Estimate:
+    """TPR@fpr of the first attack minus the second, resampled as in `_tpr_at_fpr` with both attacks on the same images.
+
+    The two false-positive counts are each Binomial(n_heldout, fpr) and share the images that both attacks flag. With
+    too few held-out images for lower limits on the TPRs, the interval is what their upper limits leave.
+    """
+    (member_1, heldout_1), (member_2, heldout_2) = pairs
+    n, m = member_1.size, heldout_1.size
+    cuts_1, cuts_2 = _cuts(heldout_1), _cuts(heldout_2)
+    allowed = _allowed_false_positives(m, fpr)
+    difference = float(np.mean(member_1 < cuts_1[allowed]) - np.mean(member_2 < cuts_2[allowed]))
+    if _too_few(m, fpr, confidence):
+        first, second = (_tpr_at_fpr(*pair, fpr, confidence, seed)[0] for pair in pairs)
+        return Estimate(difference, -second.high, first.high)
+
+    rng = np.random.default_rng(seed)
+    shared = np.mean((heldout_1 < cuts_1[allowed]) & (heldout_2 < cuts_2[allowed]))
+    shared = max(shared, 2 * fpr - 1)  # ties can leave fewer than two events of probability fpr must share
+    cells = [shared, fpr - shared, fpr - shared, max(0.0, 1 - 2 * fpr + shared)]
+    both, only_1, only_2, _ = rng.multinomial(m, cells, _RESAMPLES).T
+    # Few distinct pairs of counts occur, and only their members need counting.
+    counts, pair_index = np.unique(np.stack([both + only_1, both + only_2]), axis=1, return_inverse=True)
+    members = np.empty((counts.shape[1], 3))
+    for row, (false_1, false_2) in zip(members, counts.T):
+        flagged_1, flagged_2 = member_1 < cuts_1[false_1], member_2 < cuts_2[false_2]
+        row[:] = np.mean(flagged_1 & ~flagged_2), np.mean(flagged_2 & ~flagged_1), np.mean(flagged_1 == flagged_2)
+    won, lost, _ = rng.multinomial(n, members[pair_index.ravel()]).T
+    low, high = np.quantile((won - lost) / n, _tails(confidence))
+    if low == high:
+        return _interval_without_spread(difference, n, confidence, least=-1.0)
+    return Estimate(difference, float(min(low, difference)), float(max(high, difference)))
+
+
+def _cuts(heldout: np.ndarray) -> np.ndarray:
+    """cuts[j]: calling scores < cuts[j] members makes at most j false positives (exactly j without ties)."""
+    return np.append(np.sort(heldout), np.inf)
+
+
+def _allowed_false_positives(heldout_size: int, fpr: float) -> int:
+    """The largest j with j/n <= fpr, compared as rates: ⌊0.29 · 100⌋ is 28 in floating point."""
+    return int(np.searchsorted(np.arange(heldout_size + 1) / heldout_size, fpr, "right")) - 1
+
+
+def _too_few(heldout_size: int, fpr: float, confidence: float) -> bool:
+    """Whether all held-out scores lie above the population's threshold with probability over 1 - confidence."""
+    return (1 - fpr) ** heldout_size > 1 - confidence
+
+
+def _tails(confidence: float) -> tuple[float, float]:
+    """The two quantiles that leave 1 - confidence outside, half on each side."""
+    return (1 - confidence) / 2, (1 + confidence) / 2
+
+
+# ------------------------------------------------------------------------------------------------------------- shared
+
+
+def _counts(member: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """-inf and the distinct scores in rising order; the members, and the held-out scores, at or below each."""
+    scores = np.concatenate([member, heldout])
+    thresholds = np.concatenate([np.array([-np.inf], scores.dtype), np.unique(scores)])
+    hits, false = (np.searchsorted(np.sort(group), thresholds, "right") for group in (member, heldout))
+    return thresholds, hits, false
+
+
+def _check_scores(
+    member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, prefix: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both as one-dimensional arrays of one floating type, not empty, all finite."""
+    member, heldout = np.asarray(member_scores), np.asarray(heldout_scores)
+    for scores, name in ((member, f"{prefix}member_scores"), (heldout, f"{prefix}heldout_scores")):
+        _validate.check_shape(scores, (None,), name)
+        _validate.check_not_empty(scores, name)
+        if scores.dtype.kind not in "fiu":
+            raise ValueError(f"expected numbers in {name}, got type {scores.dtype}")
+        _validate.check_finite(scores, name)
+    dtype = np.result_type(member, heldout)
+    dtype = dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
+    return member.astype(dtype), heldout.astype(dtype)
+
+
+def _check_levels(fprs: Iterable[float], confidence: float) -> list[float]:
+    """The asked FPRs as floats in [0, 1); confidence must be inside (0, 1)."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"expected 0 < confidence < 1, got confidence={confidence}")
+    fprs = [float(fpr) for fpr in fprs]
+    for fpr in fprs:
+        if not 0 <= fpr < 1:
+            raise ValueError(f"expected 0 <= fpr < 1, got fpr={fpr}")
+    return fprs

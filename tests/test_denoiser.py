@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dime_jax as dj
+
+
+def halve(x, t):
+    return np.asarray(x) / 2
+
+
+def class_offset(x, t, label):
+    return x + label[:, None, None, None].astype(x.dtype)
+
+
+@pytest.fixture
+def unconditional(schedule):
+    return dj.Denoiser.from_function(halve, schedule, (4, 4, 3))
+
+
+@pytest.fixture
+def conditional(schedule):
+    return dj.Denoiser.from_function(class_offset, schedule, (4, 4, 3), num_classes=10, traceable=True)
+
+
+def test_a_numpy_function_becomes_a_denoiser_and_is_counted(unconditional):
+    x = np.ones((5, 4, 4, 3), np.float32)
+    eps = unconditional.eps(x, 3)
+    assert isinstance(eps, jax.Array)
+    np.testing.assert_array_equal(eps, x / 2)
+    unconditional.eps_fn()(x[:2], np.array([3, 4]))
+    assert unconditional.queries.count == 7
+
+
+def test_labels_reach_the_model(conditional):
+    x = np.zeros((3, 4, 4, 3), np.float32)
+    np.testing.assert_array_equal(conditional.eps(x, 0, label=[1, 2, 9])[:, 0, 0, 0], [1, 2, 9])
+    np.testing.assert_array_equal(conditional.eps_fn(label=7)(x, 0)[:, 0, 0, 0], [7, 7, 7])
+
+
+def test_params_are_an_argument_and_nothing_retraces(schedule):
+    traces = []
+
+    def apply(params, x, t, label):
+        traces.append(x.shape)
+        return params * x + schedule.sigma(t)
+
+    denoiser = dj.Denoiser(apply, jnp.float32(2), schedule, (3,))
+    for t in (0, 5, 900):
+        denoiser.eps(np.ones((4, 3), np.float32), t)
+    assert len(traces) == 1
+
+
+def test_matmuls_run_at_highest_precision(schedule):
+    seen = []
+
+    def apply(params, x, t, label):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return x
+
+    dj.Denoiser(apply, (), schedule, (3,)).eps(np.ones((1, 3), np.float32), 0)
+    assert seen == ["highest"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "message"),
+    [
+        (
+            "unconditional",
+            {"x": np.zeros((2, 4, 4, 1), np.float32)},
+            r"expected x of shape \[\*, 4, 4, 3\], got \[2, 4, 4, 1\]",
+        ),
+        ("unconditional", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
+        ("unconditional", {"t": np.array([1, 2, 3])}, r"expected t of shape \[2\], got \[3\]"),
+        ("unconditional", {"label": [1, 2]}, "mine is unconditional: expected label=None"),
+        ("conditional", {}, "mine is class-conditional: expected label, one of 0..9 per image"),
+        ("conditional", {"label": [1, 10]}, "expected 0 <= label < 10, got label=10"),
+        ("conditional", {"label": [0.5, 1.0]}, "expected integer labels"),
+        ("conditional", {"label": [1, 2, 3]}, r"expected label of shape \[2\], got \[3\]"),
+    ],
+)
+def test_bad_calls_are_refused_in_one_line(request, kind, kwargs, message):
+    denoiser = request.getfixturevalue(kind)
+    kwargs = {"x": np.zeros((2, 4, 4, 3), np.float32), "t": 0, **kwargs}
+    with pytest.raises(ValueError, match=message) as error:
+        denoiser.eps(**kwargs)
+    assert "\n" not in str(error.value)
+    assert denoiser.queries.count == 0
+
+
+def test_an_output_of_another_shape_is_refused(schedule):
+    wrong = dj.Denoiser.from_function(lambda x, t: x[:1], schedule, (3,))
+    with pytest.raises(ValueError, match=r"expected eps of shape \[2, 3\] from mine, got \[1, 3\]"):
+        wrong.eps(np.zeros((2, 3), np.float32), 0)

@@ -1,0 +1,35 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dime_jax import draws
+
+KEY = jax.random.key(0)
+
+
+def test_draws_depend_on_seed_id_and_index_only():
+    ids = draws.id_numbers([7, "cat.png", 2**31])
+    batch = draws.rademacher(KEY, ids, 3, (8, 8, 1))
+    for row in range(3):
+        np.testing.assert_array_equal(batch[row], draws.rademacher(KEY, ids[row : row + 1], 3, (8, 8, 1))[0])
+    np.testing.assert_array_equal(batch[::-1], draws.rademacher(KEY, ids[::-1], 3, (8, 8, 1)))
+    assert not np.array_equal(batch, draws.rademacher(KEY, ids, 4, (8, 8, 1)))
+    assert not np.array_equal(batch, draws.rademacher(jax.random.key(1), ids, 3, (8, 8, 1)))
+
+
+def test_probes_are_signs_and_noise_is_gaussian():
+    ids = jnp.arange(200, dtype=jnp.uint32)
+    signs = np.asarray(draws.rademacher(KEY, ids, 0, (500,)))
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    assert abs(signs.mean()) < 4 / np.sqrt(signs.size)
+    noise = np.asarray(draws.gaussian(KEY, ids, 0, (500,)))
+    assert abs(noise.mean()) < 4 / np.sqrt(noise.size)
+    assert abs(noise.std() - 1) < 0.02
+    assert abs(np.mean(np.sign(noise) * signs)) < 4 / np.sqrt(signs.size)  # separate streams
+
+
+def test_one_compilation_for_all_ids_seeds_and_indices():
+    draws._draw.clear_cache()
+    for index in range(5):
+        draws.rademacher(jax.random.key(index), jnp.arange(index, index + 4, dtype=jnp.uint32), index, (3,))
+    assert draws._draw._cache_size() == 1
