@@ -3,7 +3,7 @@
 Lower scores mean member, for every statistic, everywhere.
 """
 
-from dime_jax import attacks, calibration, metrics
+from dime_jax import attacks, calibration, data, metrics
 from dime_jax.attacks import (
     Attack,
     DimeStats,
@@ -35,6 +35,7 @@ __all__ = [
     "attacks",
     "calibration",
     "cosine_schedule",
+    "data",
     "decide",
     "dime_central_terms",
     "dime_score",

@@ -24,7 +24,7 @@ from dime_jax.schedule import linear_schedule
 SCHEMA_VERSION = 1
 # Below t = 300 the ideal denoiser knows its 898 digits perfectly and every attack is right.
 CLOSED_FORM_TIMES = (300, 400, 500)
-CLOSED_FORM_TIERS = (1, 10)
+CLOSED_FORM_MOST_PROBES = 10
 
 
 def run_terms(
@@ -37,6 +37,7 @@ def run_terms(
 
 def closed_form_audit(output: pathlib.Path, seed: int = 0) -> dict[str, Any]:
     """Audit the ideal denoiser of a random half of the digits; writes `results.json` into `output` and returns it."""
+    output.mkdir(parents=True, exist_ok=True)
     source = data.open_source("digits")
     split = data.random_split(source, len(source) // 2, seed)
     halves = data.halves(split, source.ids, seed=seed)
@@ -71,7 +72,6 @@ def closed_form_audit(output: pathlib.Path, seed: int = 0) -> dict[str, Any]:
         "queries_made": denoiser.queries.count,
         "warnings": [],
     }
-    output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
 
@@ -79,8 +79,9 @@ def closed_form_audit(output: pathlib.Path, seed: int = 0) -> dict[str, Any]:
 def _attacks_and_tiers() -> Iterator[tuple[Attack, int | None]]:
     for name in attack_names():
         attack = get_attack(name)
-        tiers = [tier for tier in attack.tiers if tier <= max(CLOSED_FORM_TIERS)]
-        yield from ((attack, tier) for tier in tiers or [None])
+        if not attack.tiers:
+            yield attack, None
+        yield from ((attack, tier) for tier in attack.tiers if tier <= CLOSED_FORM_MOST_PROBES)
 
 
 def _closed_form_settings(attack: Attack, tier: int | None) -> list[Setting]:

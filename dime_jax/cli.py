@@ -13,7 +13,7 @@ def _audit(args: argparse.Namespace) -> None:
     from dime_jax import auditing
     from dime_jax.report import tables
 
-    console = rich.console.Console()
+    console = rich.console.Console(width=None if sys.stdout.isatty() else 132)
     console.print("Model: the closed-form ideal denoiser of 898 of scikit-learn's digits. Candidates: all 1797.")
     results = auditing.closed_form_audit(args.output, args.seed)
     tables.print_results(results, console)

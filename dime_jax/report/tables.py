@@ -10,10 +10,9 @@ from dime_jax.attacks import get_attack
 
 def print_results(results: dict[str, Any], console: rich.console.Console | None = None) -> None:
     """Print results.json as the paper lays out its tables: attacks as rows, metrics in per cent with intervals."""
-    confidence = "95 % interval"
-    table = rich.table.Table("attack", title=f"Test half, per cent ({confidence})", title_justify="left")
-    for column in ("queries", "setting", "AUC", "ASR", "TPR@1%FPR", "TPR / FPR at frozen τ"):
-        table.add_column(column, justify="left" if column == "setting" else "right")
+    table = rich.table.Table(title="Test half, per cent, with 95 % intervals", title_justify="left", pad_edge=False)
+    for column in ("attack", "queries", "setting", "AUC", "ASR", "TPR@1%FPR", "TPR, FPR at τ"):
+        table.add_column(column, justify="left" if column in ("attack", "setting") else "right", overflow="fold")
     for row in results["results"]:
         frozen = row["at_threshold"]
         table.add_row(
@@ -21,10 +20,10 @@ def print_results(results: dict[str, Any], console: rich.console.Console | None 
             str(row["queries_per_image"]),
             " ".join(f"{key}={value:.3g}" for key, value in row["setting"].items() if key != "q"),
             *(_interval(row[metric]) for metric in ("auc", "asr", "tpr_at_1pct_fpr")),
-            f"{100 * frozen['tpr']:.1f} / {100 * frozen['fpr']:.1f}",
+            f"{100 * frozen['tpr']:.1f}, {100 * frozen['fpr']:.1f}",
         )
     (console or rich.console.Console()).print(table)
 
 
 def _interval(estimate: dict[str, float]) -> str:
-    return f"{100 * estimate['value']:.1f} ({100 * estimate['low']:.1f}-{100 * estimate['high']:.1f})"
+    return f"{100 * estimate['value']:.1f} [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"

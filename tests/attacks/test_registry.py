@@ -1,0 +1,105 @@
+"""Every registered attack over a plain NumPy model: its cost, its terms, and no recompilation over a grid."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dime_jax as dj
+from dime_jax import attacks
+from dime_jax.attacks import registry
+from dime_jax.draws import Draws
+
+X = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32)
+DRAWS = Draws(jax.random.key(0), jnp.arange(5, dtype=jnp.uint32))
+NAMES = (  # noqa: SIM905
+    "loss pia_l2 pia_l4 pian secmi sima_l4 sima_mc_norms sima_mc_vector dime dime_central dime_theory level_only "
+    "crowding_only"
+).split()
+# Queries per image at q (or N) = 3, and SecMI at its defaults.
+COST = dict(zip(NAMES, [1, 2, 2, 2, 11, 1, 3, 3, 4, 6, 4, 3, 4]))
+SETTING = {"t": 100, "gamma": 0.2, "k": 10, "q": 3}
+
+
+def test_the_registry_is_complete():
+    assert set(NAMES) <= set(attacks.attack_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_over_a_numpy_function_and_costs_what_it_says(schedule, name):
+    model = dj.Denoiser.from_function(lambda x, t: np.tanh(np.asarray(x)), schedule, (4, 4, 1))
+    attack = attacks.get_attack(name)
+    terms = attack.run(model.eps_fn(), schedule, X, DRAWS, SETTING)
+    assert terms.shape == ((1 if attack.angles is None else 2), 5)
+    assert model.queries.count == 5 * COST[name]
+    assert attack.queries(SETTING) == COST[name]
+    assert attack.citation
+    assert attack.title
+
+
+def test_secmi_cost_follows_its_trajectory(schedule):
+    for t_sec, k in ((100, 10), (95, 10), (10, 10), (20, 15)):
+        model = dj.Denoiser.from_function(lambda x, t: np.asarray(x), schedule, (4, 4, 1))
+        dj.secmi(model.eps_fn(), schedule, X, t_sec, k)
+        assert model.queries.count == 5 * attacks.get_attack("secmi").queries({"t": t_sec, "k": k})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_grid_compiles_the_model_once(schedule, name):
+    traces = []
+
+    def apply(params, x, t, label):
+        traces.append(x.shape)
+        return params * x * schedule.sigma(t)
+
+    model = dj.Denoiser(apply, jnp.float32(0.5), schedule, (4, 4, 1))
+    for t in (40, 100):
+        for gamma in (0.1, 0.3):
+            attacks.get_attack(name).run(model.eps_fn(), schedule, X, DRAWS, {**SETTING, "t": t, "gamma": gamma})
+    assert len(traces) == 1
+
+
+def test_grids_are_the_papers(schedule):
+    dime = attacks.get_attack("dime").settings("paper", tier=10)
+    assert sorted({s["t"] for s in dime}) == [50, 70, 90, 110, 130, 150, 170, 190, 210, 230]
+    assert sorted({s["gamma"] for s in dime}) == [0.05, 0.1, 0.2, 0.4, 0.6]
+    assert {s["q"] for s in dime} == {10}
+    assert len(dime) == 50
+    loss = attacks.get_attack("loss").settings("paper")
+    assert [s["t"] for s in loss] == [*range(10, 300, 20), 300]
+    assert len(attacks.get_attack("dime").settings("quick", tier=1)) == 6
+    assert len(registry.search_angles(schedule, {})) == 16
+    assert attacks.get_attack("dime_theory").angles(schedule, {"t": 100}) == [
+        pytest.approx(-np.arctan(0.323818), rel=1e-5)
+    ]
+
+
+def test_crowding_only_scores_members_lower():
+    """V-hat falls as crowding rises, so its angle must be -pi/2."""
+    (phi,) = attacks.get_attack("crowding_only").angles(None, {})
+    assert attacks.combine(np.zeros(2), np.array([10.0, 1.0]), phi)[0] < 0
+
+
+def test_a_users_attack_joins_the_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    mine = attacks.Attack("mine", "Mine", "me", lambda e, s, x, z, c: e(x, 0)[None], lambda c: 1, {"quick": [{}]})
+    assert dj.register_attack(mine) is attacks.get_attack("mine")
+    with pytest.raises(ValueError, match="an attack named 'mine' is registered already"):
+        dj.register_attack(mine)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: attacks.get_attack("dimes"), "unknown attack 'dimes'; expected one of loss, pia_l2"),
+        (
+            lambda: attacks.get_attack("dime").settings("huge", 1),
+            "unknown profile 'huge'; expected one of paper, quick",
+        ),
+        (lambda: attacks.get_attack("dime").settings("quick"), "expected a query tier >= 1 for dime, got None"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,192 @@
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dime_jax import data
+
+DIGITS = data.open_source("digits")
+TRANSFORM = data.get_transform("digits")
+
+
+def counting_source(n, bad=(), seconds=0.0):
+    """Image i is filled with i % 200; the images in `bad` cannot be read."""
+
+    def read(index):
+        time.sleep(seconds)
+        if index in bad:
+            raise data.BadImage("is broken")
+        return np.full((8, 8, 1), index % 200, np.uint8)
+
+    return data.Source("counting", [f"id{i}" for i in range(n)], read, labels=np.arange(n, dtype=np.int32))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 99), unique=True, max_size=40), st.integers(1, 16), st.integers(1, 5), st.integers(0, 3))
+def test_all_shards_together_give_each_image_once_in_order(indices, batch_size, step, num_threads):
+    source = counting_source(100)
+    shards = [
+        list(data.batches(source, batch_size, TRANSFORM, indices=indices, start=s, step=step, num_threads=num_threads))
+        for s in range(step)
+    ]
+    assert len({len(shard) for shard in shards}) == 1
+    for start, shard in enumerate(shards):
+        seen = [i for batch in shard for i in batch.index[batch.mask]]
+        assert seen == indices[start::step]
+        for batch in shard:
+            assert batch.images.shape == (batch_size, 8, 8, 1)
+            assert batch.images.dtype == np.float32
+            assert batch.labels.dtype == np.int32
+            assert batch.index.dtype == np.int64
+            assert len(batch.ids) == batch_size
+            for row in range(batch_size):
+                if batch.mask[row]:
+                    i = batch.index[row]
+                    np.testing.assert_allclose(batch.images[row], 2 * i / 255 - 1, atol=1e-6)
+                    assert (batch.ids[row], batch.labels[row]) == (f"id{i}", i)
+                else:
+                    assert (batch.ids[row], batch.labels[row], batch.index[row]) == ("", 0, -1)
+                    assert not batch.images[row].any()
+
+
+def test_images_are_the_transformed_ones_in_source_order():
+    batches = list(data.batches(DIGITS, 100, TRANSFORM))
+    assert [batch.mask.sum() for batch in batches] == [100] * 17 + [97]
+    images = np.concatenate([batch.images[batch.mask] for batch in batches])
+    for i in (0, 42, 1796):
+        np.testing.assert_array_equal(images[i], TRANSFORM(DIGITS[i].image))
+
+
+def test_sources_without_labels_give_none():
+    source = data.from_images(np.zeros((3, 8, 8, 1), np.uint8))
+    assert next(data.batches(source, 2, TRANSFORM)).labels is None
+
+
+def test_reading_overlaps_with_the_consumer_and_between_threads():
+    source = counting_source(64, seconds=0.005)
+    start = time.perf_counter()
+    list(data.batches(source, 8, TRANSFORM, num_threads=4))
+    assert time.perf_counter() - start < 0.75 * 64 * 0.005 + 0.5
+    readers = set()
+
+    def read(index):
+        readers.add(threading.get_ident())
+        time.sleep(0.001)
+        return DIGITS.read(index)
+
+    list(data.batches(data.Source("threads", DIGITS.ids, read), 8, TRANSFORM, num_threads=4))
+    assert threading.get_ident() not in readers
+    assert len(readers) > 1
+
+
+def test_bad_images_are_masked_and_reported_and_the_run_goes_on():
+    report = data.ImageReport()
+    batches = list(data.batches(counting_source(300, bad={7, 250}), 32, TRANSFORM, report=report))
+    masked = [i for batch in batches for i in batch.index[~batch.mask] if i >= 0]
+    assert masked == [7, 250]
+    assert report.lines() == ["'id7' is broken", "'id250' is broken"]
+    data.fingerprint(
+        counting_source(300, bad={7, 8, 250}), report=report
+    )  # the report grows, each pass counts for itself
+    assert list(report.bad) == ["id7", "id250", "id8"]
+
+
+def test_more_than_one_percent_bad_stops_with_the_list():
+    seen = []
+    with pytest.raises(data.TooManyBadImages, match="got 4 of 300 so far") as error:
+        seen.extend(data.batches(counting_source(300, bad={7, 8, 100, 101, 250}), 32, TRANSFORM))
+    assert str(error.value).splitlines()[1:] == [f"'id{i}' is broken" for i in (7, 8, 100, 101)]
+    assert len(seen) == 3
+
+
+def test_exactly_one_percent_bad_is_still_fine():
+    assert len(list(data.batches(counting_source(300, bad={1, 2, 3}), 50, TRANSFORM))) == 6
+
+
+def test_other_errors_are_not_taken_for_bad_images():
+    with pytest.raises(ValueError, match=r"expected images of shape \[32, 32, 3\] after cifar"):
+        list(data.batches(DIGITS, 8, data.get_transform("cifar")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "expected batch_size=0 >= 1"),
+        ({"start": 2, "step": 2}, "expected 0 <= start < step=2, got start=2"),
+        ({"indices": [0, 1797]}, r"expected 0 <= indices < 1797 in digits, got 0 to 1797"),
+        ({"indices": [-1]}, "got -1 to -1"),
+        ({"indices": [0.5]}, "list of integers, got float64"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        data.batches(**{"source": DIGITS, "batch_size": 8, "transform": TRANSFORM, **arguments})
+
+
+def test_an_iteration_can_be_left_early():
+    for _ in range(20):
+        next(data.batches(DIGITS, 8, TRANSFORM))
+
+
+# --- fingerprint ---
+
+
+def sub_source(source, order, change=None):
+    def read(index):
+        image = source.read(order[index])
+        return image if change != index else image ^ 1
+
+    return data.Source("sub", [source.ids[i] for i in order], read, labels=source.labels[order])
+
+
+def test_fingerprint_does_not_depend_on_order_and_changes_with_everything_else():
+    order = np.arange(300)
+    base = sub_source(DIGITS, order)
+    fingerprint = data.fingerprint(base)
+    assert len(fingerprint) == 32
+    assert data.fingerprint(sub_source(DIGITS, order[::-1])) == fingerprint
+    assert data.fingerprint(DIGITS, np.arange(300)) == fingerprint
+    others = [
+        sub_source(DIGITS, order, change=123),
+        sub_source(DIGITS, order[:-1]),
+        data.Source("x", base.ids, base.read),
+        data.Source("x", base.ids, base.read, labels=(base.labels + 1)),
+        data.Source("x", [*base.ids[:-1], "other"], base.read, labels=base.labels),
+    ]
+    assert len({fingerprint, *map(data.fingerprint, others)}) == 6
+
+
+def test_swapping_the_images_of_two_ids_changes_the_fingerprint():
+    swapped = data.Source("x", DIGITS.ids, lambda i: DIGITS.read({0: 1, 1: 0}.get(i, i)), labels=DIGITS.labels)
+    assert data.fingerprint(swapped) != data.fingerprint(DIGITS)
+
+
+def test_fingerprint_reports_bad_images():
+    report = data.ImageReport()
+    data.fingerprint(counting_source(300, bad={5}), report=report)
+    assert list(report.bad) == ["id5"]
+
+
+@pytest.mark.slow
+def test_large_images_stay_within_a_gigabyte(tmp_path):
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be rotated, which takes another copy
+    Image.new("RGB", (5792, 5792)).save(tmp_path / "0.jpg", exif=exif)
+    for i in range(1, 8):
+        (tmp_path / f"{i}.jpg").write_bytes((tmp_path / "0.jpg").read_bytes())
+    code = f"""
+import resource
+from dime_jax import data
+source = data.open_source("folder:" + {str(tmp_path)!r})
+batches = list(data.batches(source, 2, data.get_transform("fit", (32, 32, 3)), num_threads=4))
+assert sum(batch.mask.sum() for batch in batches) == 8
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 1024

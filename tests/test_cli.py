@@ -1,0 +1,34 @@
+import json
+
+import pytest
+
+from dime_jax import auditing, cli
+
+
+def test_the_audit_prints_a_row_per_attack_and_budget_and_writes_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(auditing, "CLOSED_FORM_TIMES", (300,))
+    monkeypatch.setattr(auditing, "CLOSED_FORM_MOST_PROBES", 1)
+    assert cli.main(["audit", "--output", str(tmp_path / "audit")]) == 0
+    results = json.loads((tmp_path / "audit" / "results.json").read_text())
+    rows = {(row["attack"], row["queries_per_image"]): row for row in results["results"]}
+    assert len(rows) == len(results["results"])
+    assert ("dime", 2) in rows
+    for row in rows.values():
+        for metric in ("auc", "asr", "tpr_at_1pct_fpr"):
+            assert 0 <= row[metric]["low"] <= row[metric]["value"] <= row[metric]["high"] <= 1
+    # The ideal denoiser memorises: at t = 300 DIME tells its members with certainty to spare.
+    assert rows["dime", 2]["auc"]["low"] > 0.9
+    assert "DIME" in capsys.readouterr().out
+
+
+def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["audit", "--output", str(tmp_path / "file" / "audit")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_shows_an_example(capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        cli.main(["audit", "--help"])
+    assert exit_code.value.code == 0
+    assert "example: dime-jax audit" in capsys.readouterr().out
