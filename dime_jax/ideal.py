@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import _validate
-from dime_jax.denoiser import PRECISION, Denoiser
+from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.schedule import NoiseSchedule, per_image
 
-MAX_BLOCK = 8192  # training points streamed at a time
+MAX_BLOCK = 2048  # training points streamed at a time
 QUERY_CHUNK = 256  # queries evaluated at a time: memory is O(QUERY_CHUNK * (MAX_BLOCK + d)) for any n and any batch
 MAX_LANDMARKS = 128
 NEAREST = 8  # points per block that are evaluated directly
@@ -48,10 +48,10 @@ class ErrorDecomposition(NamedTuple):
 class Points(NamedTuple):
     """The training set in blocks, each point as its landmark (one of c_1 … c_K) plus a residual."""
 
-    residual: jax.Array  # [blocks, size, d]: x_i - c_k(i)
-    landmark_of: jax.Array  # [blocks, size]: k(i), the landmark nearest to x_i
-    sq_dist: jax.Array  # [blocks, K, size]: ‖x_i - c_k‖²
-    landmarks: jax.Array  # [K, d]
+    residual: Any  # [blocks, size, d]: x_i - c_k(i)
+    landmark_of: Any  # [blocks, size]: k(i), the landmark nearest to x_i
+    sq_dist: Any  # [blocks, K, size]: ‖x_i - c_k‖²
+    landmarks: Any  # [K, d]
 
 
 class Mixture(NamedTuple):
@@ -178,7 +178,7 @@ def _block_logits(points: Points, query: _Query) -> tuple[jax.Array, jax.Array, 
 class _Nearest(NamedTuple):
     """The leading points of a block, evaluated directly."""
 
-    index: jax.Array  # [B, k]
+    rows: jax.Array  # [B, k]
     shift: jax.Array  # √ᾱ x_i - g [B, k, d]
     logits: jax.Array  # (origin - ‖√ᾱ x_i - g‖²)/2σ² [B, k]
     origin: jax.Array  # [B]
@@ -204,7 +204,7 @@ def _block_mixture(points: Points, query: _Query) -> Mixture:
     if logits.shape[1] <= NEAREST:
         return near
 
-    logits = logits.at[jnp.arange(len(logits))[:, None], nearest.index].set(-jnp.inf)
+    logits = logits.at[jnp.arange(len(logits))[:, None], nearest.rows].set(-jnp.inf)
     top = jnp.max(logits, axis=1, keepdims=True)
     weights = jnp.exp(logits - top)
     mass = jnp.sum(weights, axis=1, keepdims=True)
@@ -223,7 +223,8 @@ def _stream(points: Points, query: _Query) -> Mixture:
     """Fold the blocks of one device into one mixture."""
 
     def mixture(index: Any) -> Mixture:
-        return _block_mixture(Points(*(x[index] for x in points[:3]), points.landmarks), query)
+        block = Points(points.residual[index], points.landmark_of[index], points.sq_dist[index], points.landmarks)
+        return _block_mixture(block, query)
 
     def step(state: Mixture, index: jax.Array) -> tuple[Mixture, None]:
         return merge(state, mixture(index), query.inv_two_var), None
@@ -292,14 +293,13 @@ class IdealDenoiser(Denoiser):
             )
             points = jax.device_put(points, Points(shard, shard, shard, whole))
         self.num_points = len(flat)
-        self._mixture = jax.jit(functools.partial(_mixture, mesh=mesh))
-        self._logits = jax.jit(_logits)
+        self._mesh = mesh
         super().__init__(
-            functools.partial(_apply, mesh=mesh),
+            _apply_on(mesh),
             (points, schedule),
             schedule,
             train.shape[1:],
-            fingerprint="ideal:" + hashlib.sha256(flat).hexdigest(),
+            fingerprint="ideal:" + hashlib.sha256(flat.data).hexdigest(),
             name=f"the ideal denoiser of {len(flat)} points",
         )
 
@@ -307,7 +307,7 @@ class IdealDenoiser(Denoiser):
         """r_i(g) [B, n]: the posterior probability that training point i gave g."""
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
-            logits = self._logits(*self.params, g, jnp.asarray(t, jnp.int32))
+            logits = _logits(*self.params, g, jnp.asarray(t, jnp.int32))
         return jax.nn.softmax(_without_padding(logits, self.num_points, len(self.params[0].residual)), axis=1)
 
     def jacobian_trace(self, g: Any, t: Any) -> jax.Array:
@@ -335,22 +335,29 @@ class IdealDenoiser(Denoiser):
     def _cloud(self, g: Any, t: Any) -> Mixture:
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
-            return self._mixture(*self.params, g, jnp.asarray(t, jnp.int32))
+            return _mixture(*self.params, g, jnp.asarray(t, jnp.int32), self._mesh)
 
 
+@functools.partial(jax.jit, static_argnames="mesh")
 def _mixture(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Any) -> Mixture:
     return _in_chunks(lambda g, t: _cloud(points, schedule, g, t, mesh), g, t)
 
 
-def _apply(params: tuple[Points, NoiseSchedule], x: jax.Array, t: jax.Array, label: None, mesh: Any) -> jax.Array:
-    """ε*(g) = (g - E[Y])/σ."""
-    del label
-    points, schedule = params
-    g = x.astype(points.landmarks.dtype).reshape(len(x), -1)
-    shift = _mixture(points, schedule, g, t, mesh).shift.reshape(x.shape)
-    return -shift / per_image(schedule.sigma(t), shift)
+@functools.cache  # one function per mesh, so that all ideal denoisers of one shape share a compilation
+def _apply_on(mesh: jax.sharding.Mesh | None) -> ApplyFn:
+    """ε*(g) = (g - E[Y])/σ as a Denoiser's apply function."""
+
+    def apply(params: tuple[Points, NoiseSchedule], x: jax.Array, t: jax.Array, label: Any) -> jax.Array:
+        del label
+        points, schedule = params
+        g = x.astype(points.landmarks.dtype).reshape(len(x), -1)
+        shift = _mixture(points, schedule, g, t, mesh).shift.reshape(x.shape)
+        return -shift / per_image(schedule.sigma(t), shift)
+
+    return apply
 
 
+@jax.jit
 def _logits(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> jax.Array:
     """-‖g - √ᾱ x_i‖²/2σ² for every training point [B, n], up to a constant per query."""
 
@@ -367,7 +374,7 @@ def _logits(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array)
         logits = logits - ((query.offset_origin - lowest) * query.inv_two_var)[None, :, None]
         direct = nearest.logits - ((nearest.origin - lowest[None]) * query.inv_two_var[None])[..., None]
         block, row = jnp.arange(len(logits))[:, None, None], jnp.arange(len(g))[None, :, None]
-        logits = logits.at[block, row, nearest.index].set(direct)
+        logits = logits.at[block, row, nearest.rows].set(direct)
         return jnp.moveaxis(logits, 0, 1).reshape(len(g), -1)
 
     return _in_chunks(one_chunk, g, t)

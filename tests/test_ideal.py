@@ -171,13 +171,17 @@ def test_sharded_over_four_devices(schedule, n):
         np.testing.assert_allclose(four.responsibilities(g, t), one.responsibilities(g, t), atol=1e-5)
 
 
-def test_one_compilation_for_all_times(schedule):
-    denoiser = dj.IdealDenoiser(np.eye(4, dtype=np.float32), schedule)
+def test_one_compilation_for_all_times_and_all_training_sets_of_one_shape(schedule):
+    ideal._mixture.clear_cache()
+    for train in (np.eye(4, dtype=np.float32), 2 * np.eye(4, dtype=np.float32)):
+        denoiser = dj.IdealDenoiser(train, schedule)
+        for t in (0, 10, 999):
+            denoiser.decompose(np.ones((2, 4), np.float32), t)
+    assert ideal._mixture._cache_size() == 1
+    before = denoiser._call._cache_size()
     for t in (0, 10, 999):
-        denoiser.eps(np.ones((2, 4), np.float32), t)
-        denoiser.decompose(np.ones((2, 4), np.float32), t)
-    assert denoiser._call._cache_size() == 1
-    assert denoiser._mixture._cache_size() == 1
+        denoiser.eps(np.ones((3, 4), np.float32), t)
+    assert denoiser._call._cache_size() == before + 1
 
 
 def test_repeated_points_count_with_their_multiplicity(schedule):

@@ -46,8 +46,9 @@ def probe_response(
     return base.query(eps_fn, g + gamma * per_image(schedule.sigma(t), x) * probe, t)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum((a * b).reshape(len(a), -1), axis=1)
+def trace_term(probe: jax.Array, difference: jax.Array, step: Any) -> jax.Array:
+    """zᵀΔ/h per image [B]: one probe's estimate of tr ∇ε from the difference Δ of two responses that lie h apart."""
+    return jnp.sum((probe * difference).reshape(len(probe), -1), axis=1) / step
 
 
 def _check(schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +67,7 @@ def dime_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: A
     for probe in probes:
         eps = probe_response(eps_fn, schedule, x, probe, t, gamma)
         norms.append(base.norm(eps))
-        traces.append(_dot(probe, eps - center) / step)
+        traces.append(trace_term(probe, eps - center, step))
     return DimeTerms(jnp.stack(norms), jnp.stack(traces))
 
 
@@ -82,7 +83,7 @@ def dime_central_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: A
         plus = probe_response(eps_fn, schedule, x, probe, t, gamma)
         minus = probe_response(eps_fn, schedule, x, -probe, t, gamma)
         norms.append((base.norm(plus) + base.norm(minus)) / 2)
-        traces.append(_dot(probe, plus - minus) / (2 * step))
+        traces.append(trace_term(probe, plus - minus, 2 * step))
     return DimeTerms(jnp.stack(norms), jnp.stack(traces))
 
 
@@ -92,9 +93,10 @@ def dime_norms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: A
     return jnp.stack([base.norm(probe_response(eps_fn, schedule, x, probe, t, gamma)) for probe in probes])
 
 
-def summarize(terms: DimeTerms) -> jax.Array:
-    """B̂² and V̂ [2, B]: means over probes (the norm is averaged before it is squared, as in the paper)."""
-    return jnp.stack([jnp.mean(terms.norm, axis=0) ** 2, jnp.mean(terms.trace, axis=0)])
+def summarize(terms: DimeTerms) -> Any:
+    """B̂² and V̂ [2, B]: means over probes (the norm is averaged before it is squared). NumPy in, NumPy out."""
+    xp = jnp if isinstance(terms.norm, jax.Array) else np
+    return xp.stack([terms.norm.mean(axis=0) ** 2, terms.trace.mean(axis=0)])
 
 
 def combine(level: Any, trace: Any, phi: Any, stats: DimeStats | None = None) -> Any:
@@ -108,7 +110,8 @@ def combine(level: Any, trace: Any, phi: Any, stats: DimeStats | None = None) ->
 
 def dime_score(terms: DimeTerms, phi: float, stats: DimeStats | None = None) -> jax.Array:
     """DIME score per image [B], lower for members."""
-    return combine(*summarize(terms), phi, stats)
+    level, trace = summarize(terms)
+    return combine(level, trace, phi, stats)
 
 
 def theory_phi(sigma: Any) -> jax.Array:

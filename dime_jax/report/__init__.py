@@ -1,0 +1,1 @@
+"""What a run leaves behind for people: figures, tables and the report page."""

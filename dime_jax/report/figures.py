@@ -1,0 +1,118 @@
+"""How every figure of the package looks, and how it is saved.
+
+Draw inside `style()`, on a figure from `new_figure`, with colours from `OKABE_ITO` and series from `SERIES`; save with
+`save_figure`. Figures are made without pyplot, so nothing is shared between them and no display is needed.
+"""
+
+import contextlib
+import pathlib
+import string
+from typing import Any, NamedTuple
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
+
+# Okabe & Ito (2008), "Color universal design": told apart under the common kinds of colour blindness.
+OKABE_ITO = {
+    "black": "#000000",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "yellow": "#F0E442",
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "purple": "#CC79A7",
+}
+
+DOUBLE_COLUMN = 7.0  # inches, the text width of a two-column paper
+
+
+class Series(NamedTuple):
+    """How one line is drawn: told apart by dash and marker too, so that it survives a grey print."""
+
+    color: str
+    linestyle: Any
+    marker: str
+
+
+SERIES = (
+    Series(OKABE_ITO["blue"], "-", "o"),
+    Series(OKABE_ITO["vermillion"], "--", "s"),
+    Series(OKABE_ITO["green"], "-.", "^"),
+    Series(OKABE_ITO["purple"], ":", "D"),
+)
+
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 8,
+    "font.size": 8,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.2,
+    "savefig.dpi": 300,
+    "svg.hashsalt": "dime_jax",  # ids in SVG files are random otherwise
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
+
+
+def style() -> contextlib.AbstractContextManager[None]:
+    """The package's look, whatever the user's own settings, for figures drawn and saved inside `with style():`."""
+    return matplotlib.style.context(["default", _STYLE])
+
+
+def new_figure(
+    rows: int, columns: int, height: float, width: float = DOUBLE_COLUMN, **subplots: Any
+) -> tuple[Figure, np.ndarray]:
+    """A figure of the given size in inches and its axes [rows, columns]; `subplots` as in `Figure.subplots`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for the whole figure, from the series of one panel, in a row below, where it covers no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+
+
+def ordered_colors(count: int) -> list[tuple[float, ...]]:
+    """Colours for an ordered quantity, dark to light (viridis without its palest end): safe in grey and in colour."""
+    return [tuple(color) for color in matplotlib.colormaps["viridis"](np.linspace(0, 0.85, count))]
+
+
+def add_covariance_ellipse(
+    axes: Axes, mean: np.ndarray, covariance: np.ndarray, deviations: float, **patch: Any
+) -> Ellipse:
+    """Shade where (x - mean)ᵀ C⁻¹ (x - mean) <= deviations², for a 2 x 2 covariance C; a zero C shades nothing."""
+    variances, vectors = np.linalg.eigh(covariance)
+    widths = 2 * deviations * np.sqrt(np.maximum(variances, 0))
+    angle = np.degrees(np.arctan2(vectors[1, 0], vectors[0, 0]))
+    ellipse = Ellipse(tuple(mean), *widths, angle=angle, **patch)
+    axes.add_patch(ellipse)
+    return ellipse
+
+
+def letter_panels(axes: np.ndarray) -> None:
+    """Put (a), (b), (c) … before the titles of the panels, row by row."""
+    for letter, panel in zip(string.ascii_lowercase, axes.flat):
+        panel.set_title(f"({letter}) {panel.get_title()}".rstrip())
+
+
+def save_figure(figure: Figure, directory: str | pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Write `name`.png and `name`.svg; the same figure gives the same bytes (no date, fixed ids)."""
+    paths = [pathlib.Path(directory) / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    figure.savefig(paths[0])
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths

@@ -1,0 +1,547 @@
+"""Every synthetic study of the paper, with the closed-form denoiser: figures, and the numbers behind them.
+
+Each study is a function from the config to a NamedTuple of numbers; a drawing function turns that into a figure.
+`run` writes NAME.png, NAME.svg and NAME.json for each figure. The same config gives the same files.
+
+    python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
+"""
+
+import contextlib
+import copy
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.progress
+from absl import app, flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from ml_collections import config_flags
+from ml_collections.config_dict import ConfigDict
+from scipy import stats
+
+import dime_jax as dj
+from dime_jax import _validate, calibration
+from dime_jax.attacks import dime_norms, get_attack
+from dime_jax.draws import Draws
+from dime_jax.report import figures
+
+Report = Callable[[str], None]
+
+
+def _quiet(what: str) -> None:
+    del what
+
+
+# ------------------------------------------------------------------------------------ bias and crowding, three cases
+
+CASES = ("isolated member", "biased non-member", "crowded non-member")
+
+
+class BiasCrowding(NamedTuple):
+    """M = σ²B² + V over time for each of `CASES` [3, steps]; `rise_t` is the first t with crowding above `rise`."""
+
+    cases: tuple[str, ...]
+    t: np.ndarray
+    bias: np.ndarray
+    crowding: np.ndarray
+    error: np.ndarray
+    rise: float
+    rise_t: list[int | None]
+
+
+class ThreeCases(NamedTuple):
+    """The responsibility-weighted neighbourhood of each of `CASES` at one t, on the scale of the clean points.
+
+    m_local = E[Y]/√ᾱ [3, 2], covariance = Cov[Y]/ᾱ [3, 2, 2]; bias and crowding as in `BiasCrowding`, at this t.
+    """
+
+    cases: tuple[str, ...]
+    t: int
+    abar: float
+    sigma: float
+    train: np.ndarray
+    candidates: np.ndarray
+    responsibilities: np.ndarray
+    m_local: np.ndarray
+    covariance: np.ndarray
+    bias: np.ndarray
+    crowding: np.ndarray
+
+
+def scene(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
+    """The training points [n, 2] and the candidates of `CASES` [3, 2]."""
+    place = config.scene
+    angles = 2 * np.pi * np.arange(place.ring_points) / place.ring_points
+    ring = place.ring_center + place.ring_radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    train = np.concatenate([[place.member, place.neighbour], ring])
+    return train.astype(np.float32), np.array([place.member, place.biased, place.crowded], np.float32)
+
+
+def bias_crowding(config: ConfigDict) -> BiasCrowding:
+    """Bias and crowding of three candidates over time (paper, Figure bias-variance)."""
+    train, candidates = scene(config)
+    t = np.arange(config.scene.last_t + 1)
+    denoiser = dj.IdealDenoiser(train, dj.linear_schedule())
+    parts = denoiser.decompose(np.repeat(candidates, len(t), axis=0), np.tile(t, len(CASES)))
+    error, bias, crowding = (np.asarray(part).reshape(len(CASES), len(t)) for part in parts)
+    rise = config.scene.rise
+    return BiasCrowding(CASES, t, bias, crowding, error, rise, first_above(crowding, rise))
+
+
+def first_above(rows: np.ndarray, bound: float) -> list[int | None]:
+    """The index of the first value above `bound` in each row, or None."""
+    return [int(np.argmax(row > bound)) if np.any(row > bound) else None for row in rows]
+
+
+def three_cases(config: ConfigDict) -> ThreeCases:
+    """What the denoiser sees around each candidate (paper, Figure dime-overview)."""
+    train, candidates = scene(config)
+    t, schedule = config.scene.three_cases_t, dj.linear_schedule()
+    denoiser = dj.IdealDenoiser(train, schedule)
+    responsibilities = np.asarray(denoiser.responsibilities(schedule.sqrt_abar(t) * candidates, t))
+    m_local = responsibilities @ train
+    centered = train[None] - m_local[:, None]
+    covariance = np.einsum("bn,bni,bnj->bij", responsibilities, centered, centered)
+    abar = schedule.abar(t).item()
+    return ThreeCases(
+        CASES,
+        t,
+        abar,
+        schedule.sigma(t).item(),
+        train,
+        candidates,
+        responsibilities,
+        m_local,
+        covariance,
+        bias=abar * np.sum((m_local - candidates) ** 2, axis=1),
+        crowding=abar * np.trace(covariance, axis1=1, axis2=2),
+    )
+
+
+def draw_bias_crowding(numbers: BiasCrowding) -> Figure:
+    """Three panels against t: bias, crowding and their sum, a line per case."""
+    figure, axes = figures.new_figure(1, 3, height=2.3)
+    panels = (
+        (r"bias$^2$  $\sigma_t^2 B^2$", numbers.bias),
+        (r"crowding  $V$", numbers.crowding),
+        (r"error  $M = \sigma_t^2 B^2 + V$", numbers.error),
+    )
+    for panel, (title, rows) in zip(axes[0], panels):
+        for case, row, series in zip(numbers.cases, rows, figures.SERIES):
+            panel.plot(numbers.t, row, color=series.color, linestyle=series.linestyle, label=case)
+        panel.set(title=title, xlabel="timestep $t$", xlim=(numbers.t[0], numbers.t[-1]))
+        panel.set_ylim(bottom=min(0.0, -0.02 * panel.get_ylim()[1]))
+    axes[0, 0].set_ylabel("squared distance")
+    figures.letter_panels(axes)
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+def draw_three_cases(numbers: ThreeCases) -> Figure:
+    """Three panels of equal scale: candidate, training points, m_local and the spread around it."""
+    figure, axes = figures.new_figure(1, 3, height=3.3)
+    sky, blue, vermillion = (figures.OKABE_ITO[name] for name in ("sky", "blue", "vermillion"))
+    reach = 1.15  # half the width of a panel
+    verdicts = ("low bias, low crowding", "high bias, low crowding", "low bias, high crowding")
+    for i, panel in enumerate(axes[0]):
+        center, mean = numbers.candidates[i], numbers.m_local[i]
+        figures.add_covariance_ellipse(
+            panel,
+            mean,
+            numbers.covariance[i],
+            2,
+            color=sky,
+            alpha=0.3,
+            linewidth=0,
+            label=r"2 s.d. around $m_\mathrm{local}$",
+        )
+        panel.plot(*numbers.train.T, "o", color="0.35", markersize=5, label="training point")
+        panel.plot(*np.stack([center, mean]).T, color=blue, linewidth=1)
+        panel.plot(*mean, "D", color=blue, markersize=9, markerfacecolor="none", label=r"$m_\mathrm{local}$")
+        panel.plot(*center, "*", color=vermillion, markersize=7, label="candidate $x^*$")
+        panel.set(
+            title=f"{numbers.cases[i]}\n{verdicts[i]}",
+            xlabel=f"bias$^2$ = {numbers.bias[i]:.3f},  $V$ = {numbers.crowding[i]:.3f}",
+            xlim=(center[0] - reach, center[0] + reach),
+            ylim=(center[1] - reach, center[1] + reach),
+            xticks=[],
+            yticks=[],
+            aspect="equal",
+        )
+        panel.spines[:].set_visible(True)
+    figures.letter_panels(axes)
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+# ------------------------------------------------------------------------------------------- eps* in one dimension
+
+
+class LinePanel(NamedTuple):
+    """ε*(√ᾱ x, t) [levels, points] of one training set on a line."""
+
+    n: int
+    train: np.ndarray
+    x: np.ndarray
+    eps: np.ndarray
+
+
+class Line(NamedTuple):
+    """One panel per training set, at the same noise levels."""
+
+    t: list[int]
+    abar: list[float]
+    sigma: list[float]
+    panels: list[LinePanel]
+
+
+def denoiser_1d(config: ConfigDict) -> Line:
+    """ε* on the line, for a few training sets and noise levels (paper, Figure synthetic-denoiser).
+
+    The schedule's timestep nearest to each ᾱ asked for is used, and its own ᾱ reported.
+    """
+    schedule = dj.linear_schedule()
+    t = [int(np.argmin(np.abs(schedule.abar_table - abar))) for abar in config.line.abar]
+    panels = []
+    for points in config.line.train:
+        train = np.array(points, np.float32)
+        x = np.linspace(
+            train.min() - config.line.margin, train.max() + config.line.margin, config.line.resolution, dtype=np.float32
+        )
+        denoiser = dj.IdealDenoiser(train[:, None], schedule)
+        scale, steps = np.repeat(schedule.sqrt_abar_table[t], len(x)), np.repeat(t, len(x))
+        eps = denoiser.eps((scale * np.tile(x, len(t)))[:, None], steps)
+        panels.append(LinePanel(len(train), train, x, np.asarray(eps).reshape(len(t), len(x))))
+    return Line(t, schedule.abar_table[t].tolist(), schedule.sigma_table[t].tolist(), panels)
+
+
+def draw_denoiser_1d(numbers: Line) -> Figure:
+    """A panel per training set, its points as dashed lines; the darker the curve the lower the noise."""
+    figure, axes = figures.new_figure(1, len(numbers.panels), height=2.4)
+    for panel, line in zip(axes[0], numbers.panels):
+        for point in line.train:
+            panel.axvline(point, color="0.6", linestyle="--", linewidth=0.7, zorder=1)
+        panel.axhline(0, color="0.6", linewidth=0.7, zorder=1)
+        for eps, abar, color in zip(line.eps, numbers.abar, figures.ordered_colors(len(numbers.abar))):
+            panel.plot(line.x, eps, color=color, label=rf"$\bar\alpha_t$ = {abar:.2f}")
+        panel.grid(visible=False, axis="x")  # vertical lines mean training points
+        panel.set(title=f"$n$ = {line.n}", xlabel="$x$", xlim=(line.x[0], line.x[-1]))
+    axes[0, 0].set_ylabel(r"$\hat\varepsilon^*(\sqrt{\bar\alpha_t}\,x,\ t)$")
+    figures.letter_panels(axes)
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+# --------------------------------------------------------------------------------- DIME against SimA-MC over noise
+
+METHODS = {
+    "dime": "DIME (calibrated $\\phi$)",
+    "dime_theory": "DIME (theory weights)",
+    "sima_mc_shared": "SimA-MC, DIME's queries",
+    "sima_mc_gaussian": "SimA-MC, Gaussian queries",
+}
+METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR @ 1% FPR"}
+
+
+class Terms(NamedTuple):
+    """What the attacks learn about a batch of points at each noise level; probes nest in q.
+
+    norm: ‖ε*(g + γσ z_k)‖ [probes, levels, points] at sign probes z_k, seen by DIME and SimA-MC alike;
+    gaussian_norm: ‖ε*(g + σ ξ_k)‖ [probes, levels, points] at SimA-MC's own Gaussian queries;
+    trace: tr ∇ε*(g) [levels, points], exact.
+    """
+
+    norm: np.ndarray
+    gaussian_norm: np.ndarray
+    trace: np.ndarray
+
+
+class Half(NamedTuple):
+    """Terms of all members and of all held-out points of one half, pooled over its training sets."""
+
+    member: Terms
+    held_out: Terms
+
+
+class Curve(NamedTuple):
+    """One method over noise levels; phi is the angle it used at each, None for SimA-MC."""
+
+    asr: list[dj.metrics.Estimate]
+    auc: list[dj.metrics.Estimate]
+    tpr_at_1pct_fpr: list[dj.metrics.Estimate]
+    phi: list[float | None]
+
+
+class Panel(NamedTuple):
+    """All methods for n training points and q queries.
+
+    auc_lead: AUC of DIME minus that of SimA-MC on the same queries, per noise level, with its paired interval;
+    lead_noise_correlation: Spearman's, between that lead and σ; None if the lead does not vary.
+    """
+
+    n: int
+    q: int
+    t: list[int]
+    abar: list[float]
+    sigma: list[float]
+    curves: dict[str, Curve]
+    mean_auc: dict[str, float]
+    auc_lead: list[dj.metrics.Estimate]
+    lead_noise_correlation: float | None
+
+
+def cluster_points(rng: np.random.Generator, config: ConfigDict, count: int) -> np.ndarray:
+    """Fresh draws [count, d] from the mixture; its centres depend on the seed alone."""
+    attack = config.attack
+    centers = np.random.default_rng(config.seed).normal(size=(attack.clusters, attack.dimension))
+    points = centers[rng.integers(attack.clusters, size=count)]
+    return (points + attack.width * rng.normal(size=points.shape)).astype(np.float32)
+
+
+def attack_terms(
+    denoiser: dj.IdealDenoiser, config: ConfigDict, points: np.ndarray, draws: Draws, probes: int
+) -> Terms:
+    """Ask the denoiser everything the attacks need about the points, all noise levels in one call per probe."""
+    schedule, levels = denoiser.schedule, len(config.attack.timesteps)
+    t = np.repeat(config.attack.timesteps, len(points))
+    batch = jnp.asarray(points)
+    x = jnp.tile(batch, (levels, 1))
+    norms, gaussian_norms = [], []
+    for k in range(probes):
+        signs, noise = (jnp.tile(draw(k, batch), (levels, 1))[None] for draw in (draws.rademacher, draws.gaussian))
+        norms.append(dime_norms(denoiser.eps_fn(), schedule, x, signs, t, config.attack.gamma)[0])
+        gaussian_norms.append(dj.sima_mc(denoiser.eps_fn(), schedule, x, noise, t, p=2))
+    return Terms(
+        np.asarray(norms).reshape(probes, levels, -1),
+        np.asarray(gaussian_norms).reshape(probes, levels, -1),
+        np.asarray(denoiser.jacobian_trace(schedule.sqrt_abar(t)[:, None] * x, t)).reshape(levels, -1),
+    )
+
+
+def retrained(denoiser: dj.IdealDenoiser, train: np.ndarray) -> dj.IdealDenoiser:
+    """The ideal denoiser of another training set, run by the programs that `denoiser` has compiled.
+
+    The training set is an argument of those programs: sets of one size need one compilation, which takes seconds.
+    """
+    other = copy.copy(denoiser)
+    other.params = dj.IdealDenoiser(train, denoiser.schedule).params
+    return other
+
+
+def attack_half(program: dj.IdealDenoiser, config: ConfigDict, probes: int, half: int) -> Half:
+    """Terms pooled over independent training sets, each with its own fresh held-out points.
+
+    Training sets have as many points as that of `program`, the denoiser to be `retrained` on each. Half 0 calibrates
+    and half 1 tests: they share the distribution, but neither training sets nor points nor draws.
+    """
+    _validate.check_at_least(config.attack.members, 1, "attack.members")
+    _validate.check_at_least(config.attack.held_out, 1, "attack.held_out")
+    n = program.num_points
+    repeats = -(-config.attack.members // n)
+    held_out = -(-config.attack.held_out // repeats)
+    rng = np.random.default_rng([config.seed, n, half])
+    key = jax.random.fold_in(jax.random.key(config.seed), half)
+    sides = []
+    for repeat in range(repeats):
+        points = cluster_points(rng, config, n + held_out)
+        ids = np.arange(len(points), dtype=np.uint32) + np.uint32(repeat * len(points))
+        terms = attack_terms(retrained(program, points[:n]), config, points, Draws(key, jnp.asarray(ids)), probes)
+        sides.append(Half(Terms(*(v[..., :n] for v in terms)), Terms(*(v[..., n:] for v in terms))))
+    return Half(*(Terms(*(np.concatenate(v, axis=-1) for v in zip(*side))) for side in zip(*sides)))
+
+
+def method_terms(terms: Terms, method: str, q: int, level: int) -> np.ndarray:
+    """The columns of a method [1 or 2, points] at a budget of q and one noise level, as calibration takes them."""
+    if method == "sima_mc_gaussian":
+        return terms.gaussian_norm[:q, level].mean(axis=0)[None]
+    norm = terms.norm[:q, level].mean(axis=0)
+    return norm[None] if method == "sima_mc_shared" else np.stack([norm**2, terms.trace[level]])
+
+
+def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, test_half: Half) -> Panel:
+    """Calibrate each method at each noise level on one half, and measure it on the other."""
+    schedule, timesteps = dj.linear_schedule(), list(config.attack.timesteps)
+    outcomes: dict[str, list[calibration.Outcome]] = {method: [] for method in METHODS}
+    leads = []
+    for level, t in enumerate(timesteps):
+        scores = {}
+        for method in METHODS:
+            attack = get_attack("sima_mc_norms" if method.startswith("sima_mc") else method)
+            pairs = [
+                calibration.TermPair(*(method_terms(side, method, q, level) for side in half))
+                for half in (calibration_half, test_half)
+            ]
+            frozen = calibration.calibrate(
+                attack, schedule, [{"t": t, "gamma": config.attack.gamma, "q": q}], pairs[:1]
+            )
+            outcomes[method].append(calibration.evaluate(frozen, pairs[1], seed=config.seed))
+            scores[method] = (frozen.score(pairs[1].member), frozen.score(pairs[1].heldout))
+        leads.append(dj.metrics.compare(scores["dime"], scores["sima_mc_shared"], fprs=()).auc_difference)
+    sigma = schedule.sigma_table[timesteps]
+    lead = [estimate.value for estimate in leads]
+    return Panel(
+        n,
+        q,
+        timesteps,
+        schedule.abar_table[timesteps].tolist(),
+        sigma.tolist(),
+        {
+            method: Curve(
+                [row.metrics.asr for row in rows],
+                [row.metrics.auc for row in rows],
+                [row.metrics.tpr_at_fpr[0.01] for row in rows],
+                [row.calibration.phi for row in rows],
+            )
+            for method, rows in outcomes.items()
+        },
+        {method: float(np.mean([row.metrics.auc.value for row in rows])) for method, rows in outcomes.items()},
+        leads,
+        float(stats.spearmanr(lead, sigma).statistic) if np.ptp(lead) > 0 else None,
+    )
+
+
+class AttackStudy(NamedTuple):
+    """Panels over dataset size n at one q, and over query budget q at one n."""
+
+    dataset_size: list[Panel]
+    query_budget: list[Panel]
+
+
+def attack_budgets(config: ConfigDict) -> dict[int, list[int]]:
+    """The query budgets to evaluate for each dataset size."""
+    attack = config.attack
+    budgets = {n: {attack.fixed_q} for n in attack.sizes}
+    budgets.setdefault(attack.fixed_n, set()).update(attack.budgets)
+    return {n: sorted(qs) for n, qs in budgets.items()}
+
+
+def attack_study(config: ConfigDict, report: Report = _quiet) -> AttackStudy:
+    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid)."""
+    panels: dict[tuple[int, int], Panel] = {}
+    for n, budgets in attack_budgets(config).items():
+        program = dj.IdealDenoiser(cluster_points(np.random.default_rng(n), config, n), dj.linear_schedule())
+        halves = []
+        for half, name in enumerate(("calibration", "test")):
+            report(f"DIME against SimA-MC, n = {n}: {name} half")
+            halves.append(attack_half(program, config, max(budgets), half))
+        for q in budgets:
+            report(f"DIME against SimA-MC, n = {n}: metrics at q = {q}")
+            panels[n, q] = attack_panel(config, n, q, *halves)
+    return AttackStudy(
+        [panels[n, config.attack.fixed_q] for n in config.attack.sizes],
+        [panels[config.attack.fixed_n, q] for q in config.attack.budgets],
+    )
+
+
+def draw_attack_panels(panels: Sequence[Panel]) -> Figure:
+    """A row per metric and a column per panel, against ᾱ on a logit axis, noise growing to the right.
+
+    Shaded: the 95 % interval of DIME and of SimA-MC on the same queries.
+    """
+    figure, axes = figures.new_figure(len(METRICS), len(panels), height=5.2, sharex=True, sharey="row")
+    for column, panel in enumerate(panels):
+        for row, (metric, label) in enumerate(METRICS.items()):
+            _draw_metric(axes[row, column], panel, metric)
+            if column == 0:
+                axes[row, column].set_ylabel(label)
+        axes[0, column].set_title(f"$n$ = {panel.n}, $q$ = {panel.q}")
+        axes[-1, column].set_xlabel(r"$\bar\alpha_t$   (more noise $\rightarrow$)")
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+def _draw_metric(axes: Axes, panel: Panel, metric: str) -> None:
+    for (method, label), series in zip(METHODS.items(), figures.SERIES):
+        estimates = np.array(getattr(panel.curves[method], metric))
+        axes.plot(panel.abar, estimates[:, 0], **series._asdict(), label=label)
+        if method in ("dime", "sima_mc_shared"):
+            axes.fill_between(panel.abar, estimates[:, 1], estimates[:, 2], color=series.color, alpha=0.15, linewidth=0)
+    chance = 0.01 if metric == "tpr_at_1pct_fpr" else 0.5
+    axes.axhline(chance, color="0.4", linewidth=0.8, zorder=1)
+    axes.set_ylim(chance - 0.04, 1.03)
+    axes.set_xscale("logit")
+    axes.set_xlim(1 - (1 - max(panel.abar)) / 1.3, min(panel.abar) / 1.3)
+    ticks = [tick for tick in (0.999, 0.99, 0.9, 0.5, 0.1) if min(panel.abar) <= tick <= max(panel.abar)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- running
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Report]:
+    """A function to call at the start of each of `total` steps: a bar in a terminal, plain lines elsewhere."""
+    console, started = rich.console.Console(), itertools.count()
+    if not console.is_terminal:
+        yield lambda what: print(f"[{next(started) + 1}/{total}] {what}", flush=True)
+        return
+    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TimeElapsedColumn())
+    with rich.progress.Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda what: bar.update(task, description=what, completed=next(started))
+        bar.update(task, description="done", completed=total)
+
+
+def plain(value: Any) -> Any:
+    """NamedTuples as dicts and arrays as lists, ready for JSON; float32 values keep their 7 digits."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.7g}")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def save_study(workdir: pathlib.Path, name: str, numbers: Any, draw: Callable[[Any], Figure]) -> None:
+    """Write a study's numbers and figures as NAME.json, NAME.png and NAME.svg."""
+    (workdir / f"{name}.json").write_text(json.dumps(plain(numbers), indent=1, allow_nan=False) + "\n")
+    figures.save_figure(draw(numbers), workdir, name)
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+    """Compute every study; write its figures and numbers, and the config, to `workdir`. Returns the numbers by name."""
+    workdir = pathlib.Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(config.to_json(indent=1) + "\n")
+    studies: dict[str, tuple[Callable[[ConfigDict], Any], Callable[[Any], Figure]]] = {
+        "bias_crowding": (bias_crowding, draw_bias_crowding),
+        "three_cases": (three_cases, draw_three_cases),
+        "denoiser_1d": (denoiser_1d, draw_denoiser_1d),
+    }
+    attack_steps = sum(2 + len(budgets) for budgets in attack_budgets(config).values())
+    numbers: dict[str, Any] = {}
+    with progress(len(studies) + attack_steps) as report, figures.style():
+        for name, (compute, draw) in studies.items():
+            report(name.replace("_", " "))
+            numbers[name] = compute(config)
+            save_study(workdir, name, numbers[name], draw)
+        for name, panels in attack_study(config, report)._asdict().items():
+            numbers[name] = panels
+            save_study(workdir, name, panels, draw_attack_panels)
+    return numbers
+
+
+if __name__ == "__main__":
+    # Flag names are global: defined here, several experiments can be imported into one program.
+    _CONFIG = config_flags.DEFINE_config_file("config", help_string="experiments/configs/synthetic.py[:smoke]")
+    _WORKDIR = flags.DEFINE_string("workdir", None, "where figures (PNG, SVG) and numbers (JSON) go", required=True)
+    flags.mark_flag_as_required("config")
+
+    def main(argv: Sequence[str]) -> None:
+        """Run every study of the config."""
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+        run(_CONFIG.value, _WORKDIR.value)
+
+    app.run(main)
