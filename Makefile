@@ -25,7 +25,7 @@ audit: $(STAMP)  ## audit the example model, print the table
 	$(BIN)/dime-jax audit --output out/audit
 
 test: $(STAMP)  ## fast tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 test-slow: $(STAMP)  ## simulations, coverage, kill-and-resume
 	$(BIN)/python -m pytest -m slow
@@ -39,8 +39,19 @@ format: $(STAMP)  ## format in place
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## speed ratios, measured side by side
-	$(BIN)/python -m benchmarks
+# A second environment with PyTorch and diffusers, to compare with; pip alone knows where to find their builds.
+PARITY := .venv-parity
+$(PARITY)/.installed: requirements.lock pyproject.toml
+	$(MAKE) VENV=$(PARITY) $(subst $(VENV),$(PARITY),$(STAMP))
+	$(PARITY)/bin/python -m pip install --quiet torch==2.13.0
+	$(PARITY)/bin/python -m pip install --quiet "diffusers>=0.35" torch==2.13.0
+	@touch $@
+
+parity: $(PARITY)/.installed  ## compare with PyTorch and diffusers, live
+	$(PARITY)/bin/python -m pytest -m parity
+
+bench: $(PARITY)/.installed  ## speed ratios, measured side by side
+	$(PARITY)/bin/python -m benchmarks
 
 figures: $(STAMP)  ## every figure that needs no accelerator
 	$(BIN)/python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
@@ -50,4 +61,4 @@ lock:  ## renew requirements.lock (needs uv)
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 clean:  ## remove the environment and outputs
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(PARITY) out

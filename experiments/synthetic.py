@@ -7,7 +7,6 @@ Each study is a function from the config to a NamedTuple of numbers; a drawing f
 """
 
 import contextlib
-import copy
 import itertools
 import json
 import pathlib
@@ -325,34 +324,23 @@ def attack_terms(
     )
 
 
-def retrained(denoiser: dj.IdealDenoiser, train: np.ndarray) -> dj.IdealDenoiser:
-    """The ideal denoiser of another training set, run by the programs that `denoiser` has compiled.
+def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
+    """Terms pooled over independent training sets of n points, each with its own fresh held-out points.
 
-    The training set is an argument of those programs: sets of one size need one compilation, which takes seconds.
-    """
-    other = copy.copy(denoiser)
-    other.params = dj.IdealDenoiser(train, denoiser.schedule).params
-    return other
-
-
-def attack_half(program: dj.IdealDenoiser, config: ConfigDict, probes: int, half: int) -> Half:
-    """Terms pooled over independent training sets, each with its own fresh held-out points.
-
-    Training sets have as many points as that of `program`, the denoiser to be `retrained` on each. Half 0 calibrates
-    and half 1 tests: they share the distribution, but neither training sets nor points nor draws.
+    Half 0 calibrates and half 1 tests: they share the distribution, but neither training sets nor points nor draws.
     """
     _validate.check_at_least(config.attack.members, 1, "attack.members")
     _validate.check_at_least(config.attack.held_out, 1, "attack.held_out")
-    n = program.num_points
     repeats = -(-config.attack.members // n)
     held_out = -(-config.attack.held_out // repeats)
-    rng = np.random.default_rng([config.seed, n, half])
+    rng, schedule = np.random.default_rng([config.seed, n, half]), dj.linear_schedule()
     key = jax.random.fold_in(jax.random.key(config.seed), half)
     sides = []
     for repeat in range(repeats):
         points = cluster_points(rng, config, n + held_out)
         ids = np.arange(len(points), dtype=np.uint32) + np.uint32(repeat * len(points))
-        terms = attack_terms(retrained(program, points[:n]), config, points, Draws(key, jnp.asarray(ids)), probes)
+        denoiser = dj.IdealDenoiser(points[:n], schedule)
+        terms = attack_terms(denoiser, config, points, Draws(key, jnp.asarray(ids)), probes)
         sides.append(Half(Terms(*(v[..., :n] for v in terms)), Terms(*(v[..., n:] for v in terms))))
     return Half(*(Terms(*(np.concatenate(v, axis=-1) for v in zip(*side))) for side in zip(*sides)))
 
@@ -426,11 +414,10 @@ def attack_study(config: ConfigDict, report: Report = _quiet) -> AttackStudy:
     """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid)."""
     panels: dict[tuple[int, int], Panel] = {}
     for n, budgets in attack_budgets(config).items():
-        program = dj.IdealDenoiser(cluster_points(np.random.default_rng(n), config, n), dj.linear_schedule())
         halves = []
         for half, name in enumerate(("calibration", "test")):
             report(f"DIME against SimA-MC, n = {n}: {name} half")
-            halves.append(attack_half(program, config, max(budgets), half))
+            halves.append(attack_half(config, n, max(budgets), half))
         for q in budgets:
             report(f"DIME against SimA-MC, n = {n}: metrics at q = {q}")
             panels[n, q] = attack_panel(config, n, q, *halves)

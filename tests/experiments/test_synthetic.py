@@ -140,7 +140,7 @@ class TestAttackStudy:
         draws = Draws(jax.random.key(3), jnp.arange(12, dtype=jnp.uint32))
         small = get_config().unlock()
         small.attack.timesteps = (35, 150)
-        denoiser = synthetic.retrained(dj.IdealDenoiser(points[5:10], schedule), points[:5])
+        denoiser = dj.IdealDenoiser(points[:5], schedule)
         terms = synthetic.attack_terms(denoiser, small, points, draws, probes=2)
         for level, t in enumerate(small.attack.timesteps):
             abar, sigma = float(schedule.abar(t)), float(schedule.sigma(t))
@@ -194,9 +194,8 @@ class TestAttackStudy:
             return synthetic.Terms(*np.zeros((2, probes, 1, len(points))), np.zeros((1, len(points))))
 
         monkeypatch.setattr(synthetic, "attack_terms", record)
-        program = dj.IdealDenoiser(synthetic.cluster_points(np.random.default_rng(0), config, 100), schedule)
         for half in (0, 1):
-            pooled = synthetic.attack_half(program, config, 3, half)
+            pooled = synthetic.attack_half(config, 100, 3, half)
             assert pooled.member.norm.shape == (3, 1, config.attack.members)
             assert pooled.held_out.trace.shape == (1, config.attack.held_out)
         rows = np.concatenate(seen)
@@ -207,7 +206,7 @@ class TestAttackStudy:
         empty = get_config().unlock()
         empty.attack[name] = 0
         with pytest.raises(ValueError, match=rf"expected attack\.{name}=0 >= 1"):
-            synthetic.attack_half(dj.IdealDenoiser(np.zeros((3, 4)), schedule), empty, 1, 0)
+            synthetic.attack_half(empty, 3, 1, 0)
 
 
 class TestRun:
