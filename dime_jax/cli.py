@@ -1,13 +1,16 @@
-"""`dime-jax`: the command line. Errors are one line and exit code 2; `--debug` shows where they come from."""
+"""`dime-jax`: the command line. Errors are one line and exit code 2; `--debug` shows where they come from.
+
+What a command needs is imported when it runs, so that --help answers at once.
+"""
 
 import argparse
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 def _audit(args: argparse.Namespace) -> None:
-    # Imported here, so that --help answers at once.
     import rich.console
 
     from dime_jax import auditing
@@ -20,19 +23,79 @@ def _audit(args: argparse.Namespace) -> None:
     console.print(f"{results['queries_made']:,} queries made; numbers in {args.output / 'results.json'}")
 
 
+def _convert(args: argparse.Namespace) -> None:
+    from checkpoints_convert.convert import Options, convert, describe
+
+    options = Options(args.dialect, args.weights, args.model_flags, args.image_size, args.schedule)
+    print(describe(convert(args.source, args.output, options)))
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from dime_jax import data
+    from dime_jax.checkpoints import load_denoiser
+    from dime_jax.models.check import check_model
+
+    denoiser = load_denoiser(args.model)
+    source = data.open_source(args.images)
+    transform = data.transform_for(source, denoiser.image_shape)
+    batch = next(data.batches(source, min(args.count, len(source)), transform))
+    labels = None if denoiser.num_classes is None or batch.labels is None else batch.labels[batch.mask]
+    found = check_model(denoiser, batch.images[batch.mask], args.output, labels=labels)
+    for t, error in zip(found.timesteps, np.asarray(found.errors)):
+        print(f"t = {t:4d}   noise-prediction error {error:.4f}")
+    print(f"samples in {found.figure}")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = argparse.ArgumentParser(prog="dime-jax", description="Membership inference for diffusion models.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(dest="command", required=True)
-    audit = commands.add_parser(
-        "audit",
-        help="which images was a model trained on?",
-        epilog="example: dime-jax audit --output out/audit",
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    audit = _add(commands, "audit", _audit, "which images was a model trained on?", "dime-jax audit --output out/audit")
     audit.add_argument("--output", type=pathlib.Path, required=True, help="directory for results.json")
     audit.add_argument("--seed", type=int, default=0, help="seed of split, halves and draws (default 0)")
-    audit.set_defaults(run=_audit)
+
+    convert = _add(
+        commands,
+        "convert",
+        _convert,
+        "make a model directory from a PyTorch checkpoint or a diffusers folder",
+        "dime-jax convert --source ckpt.pt --output models/cifar10",
+    )
+    convert.add_argument(
+        "--source", required=True, help="checkpoint file (.pt, .ckpt, .safetensors) or diffusers folder"
+    )
+    convert.add_argument("--output", required=True, help="model directory to write; must not exist")
+    convert.add_argument("--dialect", default="auto", help="whose tensor names the checkpoint has (default auto)")
+    convert.add_argument("--weights", choices=["ema", "raw"], help="default: the EMA if there is one")
+    convert.add_argument("--model_flags", help="JSON file with a guided-diffusion network's constructor arguments")
+    convert.add_argument("--image_size", type=int, help="height and width, where the checkpoint does not hold them")
+    convert.add_argument(
+        "--schedule", help="linear[:T:START:END], scaled_linear[:…], cosine[:T] or a JSON file of betas"
+    )
+
+    models = commands.add_parser("models", help="look at model directories")
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = _add(
+        actions,
+        "check",
+        _check_model,
+        "is a converted model alive? Noise-prediction error over t, and a sheet of samples",
+        "dime-jax models check models/cifar10 --images cifar10:DIR --output out/check",
+    )
+    check.add_argument("model", help="model directory, or the name of a shipped model")
+    check.add_argument("--images", required=True, help="a few images of the model's kind: a folder or source URI")
+    check.add_argument("--output", type=pathlib.Path, required=True, help="directory for check.json and samples.png")
+    check.add_argument("--count", type=int, default=16, help="how many images to use (default 16)")
+    return parser
+
+
+def _add(commands: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=what, description=what, epilog=f"example: {example}")
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -44,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if args.debug:
             raise
-        print(f"dime-jax: {error}", file=sys.stderr)
+        print(f"dime-jax: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

@@ -30,10 +30,10 @@ from dime_jax import _validate
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.schedule import NoiseSchedule, per_image
 
-MAX_BLOCK = 2048  # training points streamed at a time
+MAX_BLOCK = 4096  # training points streamed at a time
 QUERY_CHUNK = 256  # queries evaluated at a time: memory is O(QUERY_CHUNK * (MAX_BLOCK + d)) for any n and any batch
-MAX_LANDMARKS = 128
-NEAREST = 8  # points per block that are evaluated directly
+MAX_LANDMARKS = 64
+NEAREST = 4  # points per block that are evaluated directly
 FAR_AWAY = 1e12  # coordinates of padding points: their weight underflows to 0
 
 

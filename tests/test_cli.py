@@ -1,8 +1,11 @@
 import json
+import pathlib
 
 import pytest
 
 from dime_jax import auditing, cli
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
 def test_the_audit_prints_a_row_per_attack_and_budget_and_writes_results(tmp_path, capsys, monkeypatch):
@@ -32,3 +35,30 @@ def test_help_shows_an_example(capsys):
         cli.main(["audit", "--help"])
     assert exit_code.value.code == 0
     assert "example: dime-jax audit" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
+    model, check = tmp_path / "model", tmp_path / "check"
+    assert cli.main(["convert", "--source", str(GOLDEN / "ddpm_secmi.pt"), "--output", str(model)]) == 0
+    assert "weights: ema" in capsys.readouterr().out
+    arguments = ["models", "check", str(model), "--images", "digits", "--count", "2", "--output", str(check)]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.count("noise-prediction error") == 10
+    assert (check / "samples.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "--source", "missing.pt", "--output", "model"], "no file or folder missing.pt"),
+        (["convert", "--source", __file__, "--output", "model"], "not a PyTorch file"),
+        (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,57 @@
+"""ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
+
+from checkpoints_convert.mapping import Dialect, Level, StateDict, infer_ddpm_spec
+from dime_jax.models import DdpmUnetSpec
+
+
+def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
+    names = {
+        "time_dense_0": "temb.dense.0",
+        "time_dense_1": "temb.dense.1",
+        "conv_in": "conv_in",
+        "middle_block_0": "mid.block_1",
+        "middle_attention": "mid.attn_1",
+        "middle_block_1": "mid.block_2",
+        "norm_out": "norm_out",
+        "conv_out": "conv_out",
+    }
+    for level in range(len(spec.level_channels)):
+        names[f"down_{level}_downsample"] = f"down.{level}.downsample.conv"
+        names[f"up_{level}_upsample"] = f"up.{level}.upsample.conv"
+        for way in ("down", "up"):
+            for block in range(spec.num_res_blocks + 1):
+                names[f"{way}_{level}_block_{block}"] = f"{way}.{level}.block.{block}"
+                names[f"{way}_{level}_attention_{block}"] = f"{way}.{level}.attn.{block}"
+    return names
+
+
+DIALECT = Dialect(
+    name="ddim",
+    prefixes=("temb.dense.", "conv_in.", "down.", "mid.", "up.", "norm_out.", "conv_out."),
+    module_names=_module_names,
+    part_names={
+        "norm_1": "norm1",
+        "conv_1": "conv1",
+        "time_dense": "temb_proj",
+        "norm_2": "norm2",
+        "conv_2": "conv2",
+        "shortcut": "nin_shortcut",
+        "norm": "norm",
+        "query": "q",
+        "key": "k",
+        "value": "v",
+        "out": "proj_out",
+    },
+    attention_layout="conv1x1",
+)
+
+
+def infer_spec(state: StateDict) -> DdpmUnetSpec:
+    """The architecture, read off names and shapes (they determine all of it)."""
+    parts = {tuple(name.split(".")[1:4]) for name in state if name.startswith("down.")}
+    numbers = {int(part[0]) for part in parts if part[0].isdigit()}
+    levels = []
+    for level in range(max(numbers, default=-1) + 1):
+        blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:2] == (str(level), "block")})
+        levels.append(Level(blocks, any(part[:2] == (str(level), "attn") for part in parts)))
+    return infer_ddpm_spec(state, DIALECT, levels or [Level([], False)])

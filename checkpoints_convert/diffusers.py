@@ -1,0 +1,362 @@
+"""diffusers folders: a UNet2DModel (config.json + weights), alone or in a pipeline with unet/ and scheduler/.
+
+Every key of a config is honoured, known to change nothing that an attack asks for, or refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from checkpoints_convert import torch_file
+from checkpoints_convert.mapping import Dialect, StateDict
+from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models.spec import MAX_CHANNELS, check_integer
+
+_MAX_JSON_BYTES = 2**20
+_PIPELINES = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline")
+_SCHEDULERS = ("DDPMScheduler", "DDIMScheduler", "PNDMScheduler")
+_WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
+
+
+def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
+    names = {
+        "time_dense_0": "time_embedding.linear_1",
+        "time_dense_1": "time_embedding.linear_2",
+        "label_embedding": "class_embedding",
+        "conv_in": "conv_in",
+        "middle_block_0": "mid_block.resnets.0",
+        "middle_attention": "mid_block.attentions.0",
+        "middle_block_1": "mid_block.resnets.1",
+        "norm_out": "conv_norm_out",
+        "conv_out": "conv_out",
+    }
+    levels = len(spec.level_channels)
+    for level in range(levels):
+        down, up = f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}"
+        names[f"down_{level}_downsample"] = f"{down}.downsamplers.0.conv"
+        names[f"up_{level}_upsample"] = f"{up}.upsamplers.0.conv"
+        for block in range(spec.num_res_blocks + 1):
+            for way, prefix in (("down", down), ("up", up)):
+                names[f"{way}_{level}_block_{block}"] = f"{prefix}.resnets.{block}"
+                names[f"{way}_{level}_attention_{block}"] = f"{prefix}.attentions.{block}"
+    return names
+
+
+DIALECT = Dialect(
+    name="diffusers",
+    prefixes=(
+        "time_embedding.linear_",
+        "conv_in.",
+        "down_blocks.",
+        "mid_block.",
+        "up_blocks.",
+        "conv_norm_out.",
+        "conv_out.",
+    ),
+    module_names=_module_names,
+    part_names={
+        "norm_1": "norm1",
+        "conv_1": "conv1",
+        "time_dense": "time_emb_proj",
+        "norm_2": "norm2",
+        "conv_2": "conv2",
+        "shortcut": "conv_shortcut",
+        "norm": "group_norm",
+        "query": "to_q",
+        "key": "to_k",
+        "value": "to_v",
+        "out": "to_out.0",
+    },
+    attention_layout="linear",
+)
+
+# Before diffusers 0.14 the attention's projections had other names.
+_OLD_PARTS = {"query": "query", "key": "key", "value": "value", "out": "proj_attn"}
+OLD_DIALECT = DIALECT._replace(name="diffusers (old names)", part_names={**DIALECT.part_names, **_OLD_PARTS})
+
+# Keys of UNet2DModel's config with the only values that our network has; the first is diffusers' default.
+_FIXED = {
+    "center_input_sample": (False,),
+    "time_embedding_type": ("positional",),
+    "mid_block_type": ("UNetMidBlock2D",),
+    "mid_block_scale_factor": (1,),
+    "downsample_type": ("conv",),
+    "upsample_type": ("conv",),
+    "act_fn": ("silu", "swish"),
+    "resnet_time_scale_shift": ("default",),
+    "class_embed_type": (None,),
+}
+# Keys that our network has, with diffusers' defaults.
+_HONOURED = {
+    "sample_size": None,
+    "in_channels": 3,
+    "out_channels": 3,
+    "time_embedding_dim": None,
+    "freq_shift": 0,
+    "flip_sin_to_cos": True,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+    "block_out_channels": (224, 448, 672, 896),
+    "layers_per_block": 2,
+    "downsample_padding": 1,
+    "dropout": 0.0,
+    "attention_head_dim": 8,
+    "norm_num_groups": 32,
+    "attn_norm_num_groups": None,
+    "norm_eps": 1e-5,
+    "add_attention": True,
+    "num_class_embeds": None,
+}
+# Bookkeeping, the size of a time embedding that only other types have, and the EMA's own settings.
+_IGNORED = (
+    *("_class_name", "_diffusers_version", "_name_or_path", "num_train_timesteps"),
+    *("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"),
+)
+
+_SCHEDULER_HONOURED = {
+    "num_train_timesteps": 1000,
+    "beta_start": 1e-4,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "trained_betas": None,
+    "rescale_betas_zero_snr": False,
+    "prediction_type": "epsilon",
+    "variance_type": "fixed_small",
+}
+# These change how samples are drawn, not what the network was trained to predict.
+_SCHEDULER_IGNORED = (
+    *("_class_name", "_diffusers_version", "_name_or_path", "tensor_format", "timestep_values"),
+    *("clip_sample", "clip_sample_range", "thresholding", "dynamic_thresholding_ratio", "sample_max_value"),
+    *("steps_offset", "timestep_spacing", "set_alpha_to_one", "skip_prk_steps"),
+)
+_BETA_SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
+
+
+class Folder(NamedTuple):
+    """A diffusers folder, read: `schedule` is None if the folder has no scheduler."""
+
+    weights_file: Path
+    weights: str
+    architecture: DdpmUnetSpec
+    image_size: tuple[int, int] | None
+    schedule: ScheduleSpec | None
+    prediction: str
+
+
+def read_folder(folder: Path, weights: str | None) -> Folder:
+    """Find and read the configs of a folder; `weights` is "ema", "raw" or None (EMA if there is one)."""
+    if (folder / "model_index.json").is_file():
+        _check_pipeline(read_json(folder / "model_index.json"))
+    unet, which = _choose_unet(folder, weights)
+    schedulers = [folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"]
+    scheduler_file = next((file for file in schedulers if file.is_file()), None)
+    scheduler = read_json(scheduler_file) if scheduler_file else {}
+    try:
+        schedule = parse_scheduler(scheduler) if scheduler_file else None
+    except ValueError as error:
+        raise ValueError(f"{scheduler_file}: {error}") from None
+    learned_sigma = scheduler.get("variance_type") in ("learned", "learned_range")
+    try:
+        config = read_json(unet / "config.json")
+        architecture, image_size = parse_unet(config, learned_sigma)
+    except ValueError as error:
+        raise ValueError(f"{unet / 'config.json'}: {error}") from None
+    prediction = scheduler.get("prediction_type", "epsilon")
+    return Folder(_weights_file(unet), which, architecture, image_size, schedule, prediction)
+
+
+def _check_pipeline(index: Mapping[str, Any]) -> None:
+    _check_class(index, _PIPELINES)
+    for part in ("unet", "scheduler"):
+        library = (index.get(part) or ["missing"])[0]
+        if library != "diffusers":
+            raise ValueError(f"model_index.json: expected {part} from the library 'diffusers', got {library!r}")
+
+
+def _choose_unet(folder: Path, weights: str | None) -> tuple[Path, str]:
+    """The folder of the network, and which weights it holds."""
+    ema, raw = folder / "unet_ema", folder / "unet"
+    if ema.is_dir() and weights != "raw":
+        return ema, "ema"
+    if ema.is_dir() and raw.is_dir():
+        return raw, "raw"
+    if weights is not None:
+        raise ValueError(
+            f"{folder} holds one set of weights, not marked as EMA or raw: expected no --weights={weights}"
+        )
+    unet = raw if raw.is_dir() else folder
+    if not (unet / "config.json").is_file():
+        raise ValueError(f"{folder} is not a diffusers folder: no config.json, and no unet/ in it")
+    return unet, "only"
+
+
+def _weights_file(unet: Path) -> Path:
+    for name in _WEIGHT_FILES:
+        if (unet / name).is_file():
+            return unet / name
+    others = sorted(file.name for file in unet.glob("diffusion_pytorch_model*"))
+    raise ValueError(f"{unet}: expected {' or '.join(_WEIGHT_FILES)}, found {', '.join(others) or 'no weights'}")
+
+
+def parse_unet(config: Mapping[str, Any], learned_sigma: bool) -> tuple[DdpmUnetSpec, tuple[int, int] | None]:
+    """The architecture and the image size (None if the config has none) of a UNet2DModel's config."""
+    _check_class(config, ("UNet2DModel",))
+    _check_keys(config, {*_FIXED, *_HONOURED, *_IGNORED})
+    for key, values in _FIXED.items():
+        if config.get(key, values[0]) not in values:
+            raise ValueError(f"cannot honour {key}={config[key]!r}: expected {' or '.join(map(repr, values))}")
+    given = {key: config.get(key, default) for key, default in _HONOURED.items()}
+    for key in ("block_out_channels", "down_block_types", "up_block_types"):
+        if not isinstance(given[key], (list, tuple)) or not given[key]:
+            raise ValueError(f"expected {key} to be a list, got {given[key]!r}")
+        if len(given[key]) != len(given["block_out_channels"]):
+            raise ValueError(f"expected as many {key} as block_out_channels, got {len(given[key])}")
+    for channels in given["block_out_channels"]:
+        check_integer(channels, 1, MAX_CHANNELS, "block_out_channels")
+    stem = given["block_out_channels"][0]
+    if given["downsample_padding"] not in (0, 1):
+        raise ValueError(f"cannot honour downsample_padding={given['downsample_padding']!r}: expected 0 or 1")
+    if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
+        raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
+    expected_out = given["in_channels"] * (2 if learned_sigma else 1)
+    if given["out_channels"] != expected_out:
+        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected {expected_out}")
+    spec = DdpmUnetSpec(
+        image_channels=given["in_channels"],
+        learned_sigma=learned_sigma,
+        stem_channels=stem,
+        time_features=stem,
+        time_channels=given["time_embedding_dim"] or 4 * stem,
+        level_channels=tuple(given["block_out_channels"]),
+        num_res_blocks=given["layers_per_block"],
+        attention_levels=_attention_levels(given["down_block_types"], "DownBlock2D"),
+        up_attention_levels=_attention_levels(given["up_block_types"][::-1], "UpBlock2D"),
+        head_channels=given["attention_head_dim"],
+        norm_groups=given["norm_num_groups"],
+        norm_eps=given["norm_eps"],
+        num_classes=given["num_class_embeds"],
+        dropout=given["dropout"],
+        time_cos_first=given["flip_sin_to_cos"],
+        time_frequency_shift=given["freq_shift"],
+        symmetric_downsample=given["downsample_padding"] == 1,
+        middle_attention=given["add_attention"],
+    )
+    return spec, _image_size(given["sample_size"])
+
+
+def _attention_levels(block_types: Any, plain: str) -> tuple[int, ...]:
+    for block_type in block_types:
+        if block_type not in (plain, f"Attn{plain}"):
+            raise ValueError(f"cannot honour the block type {block_type!r}: expected {plain} or Attn{plain}")
+    return tuple(level for level, block_type in enumerate(block_types) if block_type != plain)
+
+
+def _image_size(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    return height, width
+
+
+def parse_scheduler(config: Mapping[str, Any]) -> ScheduleSpec:
+    """The noise schedule of a scheduler's config."""
+    _check_class(config, _SCHEDULERS)
+    _check_keys(config, {*_SCHEDULER_HONOURED, *_SCHEDULER_IGNORED})
+    given = {key: config.get(key, default) for key, default in _SCHEDULER_HONOURED.items()}
+    if given["prediction_type"] not in ("epsilon", "sample", "v_prediction"):
+        raise ValueError(f"cannot honour prediction_type={given['prediction_type']!r}")
+    betas = given["trained_betas"]
+    if betas is not None:
+        if not isinstance(betas, list):
+            raise ValueError("expected trained_betas to be a list")
+        return ScheduleSpec(
+            kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=given["rescale_betas_zero_snr"]
+        )
+    if given["beta_schedule"] not in _BETA_SCHEDULES:
+        raise ValueError(
+            f"cannot honour beta_schedule={given['beta_schedule']!r}: expected {', '.join(_BETA_SCHEDULES)}"
+        )
+    return ScheduleSpec(
+        kind=_BETA_SCHEDULES[given["beta_schedule"]],
+        num_steps=given["num_train_timesteps"],
+        beta_start=given["beta_start"],
+        beta_end=given["beta_end"],
+        zero_terminal_snr=given["rescale_betas_zero_snr"],
+    )
+
+
+def _check_class(config: Mapping[str, Any], classes: tuple[str, ...]) -> None:
+    if config.get("_class_name") not in classes:
+        raise ValueError(f"cannot honour _class_name={config.get('_class_name')!r}: expected {' or '.join(classes)}")
+    if "auto_map" in config:
+        raise ValueError("cannot honour auto_map: it names code to run")
+
+
+def _check_keys(config: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(config) - known)
+    if unknown:
+        raise ValueError(
+            f"cannot honour unknown keys: {', '.join(f'{key}={str(config[key])[:40]!r}' for key in unknown)}"
+        )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a small file; repeated keys are refused."""
+    if file.stat().st_size > _MAX_JSON_BYTES:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} allowed")
+    try:
+        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    if not isinstance(contents, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    return contents
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return result
+
+
+def read_weights(file: Path) -> StateDict:
+    """The tensors of a weights file, safetensors or PyTorch's format, as views on the file."""
+    if file.suffix != ".safetensors":
+        return torch_file.load(file)
+    return read_safetensors(file)
+
+
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+def read_safetensors(file: Path) -> StateDict:
+    """The tensors of a safetensors file, as views on the mapped file; repeated names and other types are refused."""
+    try:
+        with safetensors.safe_open(file, framework="numpy"):
+            pass  # checks the header: sizes, offsets, no overlap, no gap
+    except (safetensors.SafetensorError, OSError) as error:
+        raise torch_file.CheckpointError(f"{file}: not a safetensors file: {error}") from None
+    data = np.memmap(file, mode="r", dtype=np.uint8)
+    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    try:
+        header = json.loads(data[8:start].tobytes(), object_pairs_hook=_unique)
+    except ValueError as error:
+        raise torch_file.CheckpointError(f"{file}: {error}") from None
+    tensors = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        if info["dtype"] not in _DTYPES:
+            raise torch_file.CheckpointError(
+                f"{file}: expected {name} of type {', '.join(_DTYPES)}, got {info['dtype']}"
+            )
+        first, last = info["data_offsets"]
+        tensors[name] = data[start + first : start + last].view(_DTYPES[info["dtype"]]).reshape(info["shape"])
+    return tensors

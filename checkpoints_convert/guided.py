@@ -1,0 +1,222 @@
+"""openai/guided-diffusion checkpoints: bare state dicts of its UNetModel.
+
+Head counts and the order of attention channels cannot be read off the weights: the published models are recognised by
+their shapes (`PRESETS`, from the repository's README), others come with their constructor arguments in a JSON file.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from checkpoints_convert.mapping import Dialect, StateDict, width_of
+from dime_jax.models import GuidedUnetSpec, ScheduleSpec
+from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
+
+
+def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
+    names = {
+        "time_dense_0": "time_embed.0",
+        "time_dense_1": "time_embed.2",
+        "label_embedding": "label_emb",
+        "conv_in": "input_blocks.0.0",
+        "middle_block_0": "middle_block.0",
+        "middle_attention": "middle_block.1",
+        "middle_block_1": "middle_block.2",
+        "norm_out": "out.0",
+        "conv_out": "out.2",
+    }
+    levels = range(len(spec.level_channels))
+    number = 1
+    for level in levels:
+        for block in range(spec.num_res_blocks):
+            names[f"down_{level}_block_{block}"] = f"input_blocks.{number}.0"
+            names[f"down_{level}_attention_{block}"] = f"input_blocks.{number}.1"
+            number += 1
+        names[f"down_{level}_downsample"] = f"input_blocks.{number}.0" + ("" if spec.resblock_updown else ".op")
+        number += 1
+    number = 0
+    for level in reversed(levels):
+        for block in range(spec.num_res_blocks + 1):
+            names[f"up_{level}_block_{block}"] = f"output_blocks.{number}.0"
+            names[f"up_{level}_attention_{block}"] = f"output_blocks.{number}.1"
+            number += 1
+        position = 2 if level in spec.up_attention else 1  # in the same block as the level's last residual block
+        name = f"output_blocks.{number - 1}.{position}"
+        names[f"up_{level}_upsample"] = name if spec.resblock_updown else f"{name}.conv"
+    return names
+
+
+DIALECT = Dialect(
+    name="guided",
+    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
+    module_names=_module_names,
+    part_names={
+        "norm_1": "in_layers.0",
+        "conv_1": "in_layers.2",
+        "time_dense": "emb_layers.1",
+        "norm_2": "out_layers.0",
+        "conv_2": "out_layers.3",
+        "shortcut": "skip_connection",
+        "norm": "norm",
+        "qkv": "qkv",
+        "out": "proj_out",
+    },
+    attention_layout="conv1d",
+)
+
+
+class Setting(NamedTuple):
+    """A network of guided-diffusion, with what belongs to it and is not in the file."""
+
+    name: str
+    architecture: GuidedUnetSpec
+    image_size: int
+    schedule: ScheduleSpec
+
+
+# Constructor arguments of UNetModel, with its defaults; None: must be given.
+_DEFAULTS: dict[str, Any] = {
+    "image_size": None,
+    "in_channels": 3,
+    "out_channels": None,
+    "learn_sigma": None,
+    "model_channels": None,
+    "num_res_blocks": None,
+    "attention_resolutions": None,
+    "channel_mult": (1, 2, 4, 8),
+    "class_cond": None,
+    "num_classes": None,
+    "num_heads": 1,
+    "num_head_channels": -1,
+    "num_heads_upsample": -1,
+    "use_scale_shift_norm": False,
+    "resblock_updown": False,
+    "use_new_attention_order": False,
+    "dropout": 0.0,
+    "conv_resample": True,
+    "dims": 2,
+    "use_checkpoint": False,
+    "use_fp16": False,
+}
+_NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resolutions")
+
+
+def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> Setting:
+    """The network of UNetModel's constructor arguments; what our network does not have is refused by name.
+
+    `attention_resolutions` are downsampling factors, as in the constructor. `learn_sigma` (from the repository's
+    scripts) may stand for `out_channels`. Flags for precision and checkpointing change nothing here.
+    """
+    unknown = sorted(set(flags) - set(_DEFAULTS))
+    if unknown:
+        raise ValueError(f"cannot honour unknown model flags: {', '.join(unknown)}")
+    missing = [key for key in _NEEDED if flags.get(key) is None]
+    if missing:
+        raise ValueError(f"missing model flags: {', '.join(missing)}")
+    given = {**_DEFAULTS, **flags}
+    for key, value in (("dims", 2), ("conv_resample", True)):
+        if given[key] != value:
+            raise ValueError(f"cannot honour {key}={given[key]!r}: expected {value!r}")
+    if given["num_heads_upsample"] not in (-1, given["num_heads"]) and given["num_head_channels"] == -1:
+        raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: expected num_heads or -1")
+    check_integer(given["model_channels"], 1, MAX_CHANNELS, "model_channels")
+    check_integer(given["image_size"], 1, MAX_IMAGE_SIZE, "image_size")
+    for key in ("channel_mult", "attention_resolutions"):
+        if not isinstance(given[key], (list, tuple)):
+            raise ValueError(f"expected {key} to be a list, got {given[key]!r}")
+    for multiplier in given["channel_mult"]:
+        check_number(multiplier, 0, 64, "channel_mult")
+    width = given["model_channels"]
+    level_channels = tuple(int(multiplier * width) for multiplier in given["channel_mult"])
+    factors = [2**level for level in range(len(level_channels))]
+    for factor in given["attention_resolutions"]:
+        check_integer(factor, 1, MAX_IMAGE_SIZE, "attention_resolutions")
+    architecture = GuidedUnetSpec(
+        image_channels=given["in_channels"],
+        learned_sigma=_learned_sigma(given),
+        stem_channels=level_channels[0] if level_channels else width,
+        time_features=width,
+        time_channels=4 * width,
+        level_channels=level_channels,
+        num_res_blocks=given["num_res_blocks"],
+        attention_levels=tuple(factors.index(f) for f in factors if f in given["attention_resolutions"]),
+        head_channels=None if given["num_head_channels"] == -1 else given["num_head_channels"],
+        num_heads=given["num_heads"],
+        num_classes=_num_classes(given),
+        dropout=given["dropout"],
+        resblock_updown=given["resblock_updown"],
+        scale_shift_norm=given["use_scale_shift_norm"],
+        new_attention_order=given["use_new_attention_order"],
+    )
+    return Setting(name, architecture, given["image_size"], ScheduleSpec())
+
+
+def _learned_sigma(given: Mapping[str, Any]) -> bool:
+    if given["out_channels"] is None:
+        check_flag(given["learn_sigma"], "learn_sigma")
+        return given["learn_sigma"]
+    learned = given["out_channels"] == 2 * given["in_channels"]
+    if not learned and given["out_channels"] != given["in_channels"]:
+        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected in_channels or twice that")
+    if given["learn_sigma"] not in (None, learned):
+        raise ValueError(f"learn_sigma={given['learn_sigma']} contradicts out_channels={given['out_channels']}")
+    return learned
+
+
+def _num_classes(given: Mapping[str, Any]) -> int | None:
+    if given["class_cond"] not in (None, given["num_classes"] is not None):
+        raise ValueError(f"class_cond={given['class_cond']!r} contradicts num_classes={given['num_classes']!r}")
+    return given["num_classes"]
+
+
+def _preset(name: str, size: int, channels: int, multipliers: tuple[float, ...], **flags: Any) -> Setting:
+    """A published model: attention at 32×32, 16×16 and 8×8, learned variance, resampling residual blocks."""
+    schedule = flags.pop("schedule", "linear")
+    common = {
+        "image_size": size,
+        "model_channels": channels,
+        "channel_mult": multipliers,
+        "attention_resolutions": [size // 32, size // 16, size // 8],
+        "learn_sigma": True,
+        "num_classes": 1000,
+        "num_res_blocks": 2,
+        "num_head_channels": 64,
+        "resblock_updown": True,
+        "use_scale_shift_norm": True,
+    }
+    return setting_from_flags({**common, **flags}, name)._replace(schedule=ScheduleSpec(kind=schedule))
+
+
+def presets() -> dict[str, Setting]:
+    """The published models, by size; `256x256_uncond` is also LSUN's."""
+    settings = (
+        _preset(
+            *("64x64", 64, 192, (1, 2, 3, 4)),
+            num_res_blocks=3,
+            dropout=0.1,
+            use_new_attention_order=True,
+            schedule="cosine",
+        ),
+        _preset("128x128", 128, 256, (1, 1, 2, 3, 4), num_heads=4, num_head_channels=-1),
+        _preset("256x256", 256, 256, (1, 1, 2, 2, 4, 4)),
+        _preset("256x256_uncond", 256, 256, (1, 1, 2, 2, 4, 4), num_classes=None),
+        _preset("512x512", 512, 256, (0.5, 1, 1, 2, 2, 4, 4)),
+    )
+    return {setting.name: setting for setting in settings}
+
+
+def recognise(state: StateDict) -> Setting:
+    """The published model that these tensors are, by stem, depth and labels; `to_variables` checks the rest."""
+    numbers = [name.split(".")[1] for name in state if name.startswith("input_blocks.")]
+    depth = 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+    stem_tensors = ("input_blocks.0.0.weight", "input_blocks.0.0.bias", "out.0.weight", "out.0.bias")
+    stem = width_of(state, [(name, 0) for name in stem_tensors])
+    for setting in presets().values():
+        spec = setting.architecture
+        its_depth = len(spec.level_channels) * (spec.num_res_blocks + 1)
+        has_labels = spec.num_classes is not None
+        if (spec.stem_channels, its_depth, has_labels) == (stem, depth, "label_emb.weight" in state):
+            return setting
+    raise ValueError(
+        f"none of guided-diffusion's published models ({', '.join(presets())}): "
+        "expected --model_flags with the network's constructor arguments"
+    )

@@ -1,0 +1,218 @@
+"""Name tables between a checkpoint's tensors and a network's variables, total in both directions.
+
+A dialect names the network's modules; `name_table` makes one `Entry` per variable out of that. `to_variables` checks a
+state dict against the table (every tensor used exactly once, every variable filled, every shape right, every number
+finite), reports all problems in one error, and converts; `to_state_dict` goes back.
+"""
+
+import mmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dime_jax import models
+
+StateDict = Mapping[str, np.ndarray]
+Shape = tuple[int, ...]
+
+
+class Dialect(NamedTuple):
+    """How one family of checkpoints calls its tensors.
+
+    Attributes:
+      name: for people, and for `--dialect`.
+      prefixes: what the names of its tensors begin with, to recognise it by.
+      module_names: spec -> name in the checkpoint of each top-level module of the network.
+      part_names: name in the checkpoint of each module inside a block.
+      attention_layout: layout of the attention's projections.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    module_names: Callable[[Any], dict[str, str]]
+    part_names: Mapping[str, str]
+    attention_layout: str
+
+
+class Layout(NamedTuple):
+    """One way a weight is stored: our axes in terms of theirs, and how many axes of size 1 theirs has at the end."""
+
+    axes: Shape | None
+    ones: int = 0
+
+
+LAYOUTS = {
+    "same": Layout(None),
+    "conv": Layout((2, 3, 1, 0)),  # [out, in, height, width] -> [height, width, in, out]
+    "linear": Layout((1, 0)),  # [out, in] -> [in, out]
+    "conv1d": Layout((1, 0), ones=1),  # a 1-wide convolution
+    "conv1x1": Layout((1, 0), ones=2),
+}
+
+_ATTENTION_PARTS = ("query", "key", "value", "qkv", "out")
+_LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "time_table": "weight", "bias": "bias"}
+
+
+class Entry(NamedTuple):
+    """One tensor of a checkpoint and the variable it becomes."""
+
+    source: str
+    source_shape: Shape
+    path: tuple[str, ...]
+    layout: Layout
+
+
+def name_table(dialect: Dialect, spec: Any) -> list[Entry]:
+    """One entry for each variable of the network of `spec`."""
+    modules = dialect.module_names(spec)
+    entries = []
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(models.param_shapes(spec)):
+        path = tuple(key.key for key in key_path)
+        names = path[1:-1] if path[0] == "params" else path[1:]
+        source = ".".join([modules[names[0]], *(dialect.part_names[name] for name in names[1:]), _LEAF_NAMES[path[-1]]])
+        layout = LAYOUTS[_layout_name(path, len(leaf.shape), dialect)]
+        entries.append(Entry(source, _source_shape(leaf.shape, layout), path, layout))
+    return entries
+
+
+def _layout_name(path: tuple[str, ...], rank: int, dialect: Dialect) -> str:
+    if path[-1] != "kernel":
+        return "same"
+    if rank == 4:
+        return "conv"
+    if path[-2] == "shortcut":
+        return "conv1x1"
+    return dialect.attention_layout if path[-2] in _ATTENTION_PARTS else "linear"
+
+
+def _source_shape(shape: Shape, layout: Layout) -> Shape:
+    if layout.axes is None:
+        return shape
+    return tuple(shape[layout.axes.index(axis)] for axis in range(len(shape))) + (1,) * layout.ones
+
+
+def to_variables(
+    state: StateDict, table: list[Entry], track: Callable[[list[Entry]], Iterable[Entry]] = lambda entries: entries
+) -> dict[str, Any]:
+    """The network's variables in float32, as a nested dict of NumPy arrays.
+
+    Args:
+      state: tensors by name.
+      table: from `name_table`.
+      track: wraps the loop over entries, for a progress bar.
+
+    Raises:
+      ValueError: naming every missing, extra, mis-shaped, non-numeric or non-finite tensor.
+    """
+    problems = _structure_problems(state, table)
+    variables: dict[str, Any] = {}
+    for entry in track(table) if not problems else []:
+        array = _to_ours(state[entry.source], entry.layout)
+        bad = array.size - np.count_nonzero(np.isfinite(array))
+        if bad:
+            problems.append(f"{entry.source}: {bad} of {array.size} values NaN or infinite")
+        _set(variables, entry.path, array)
+    if problems:
+        raise ValueError(f"{len(problems)} bad tensors: " + "; ".join(problems))
+    return variables
+
+
+def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
+    expected = {entry.source: entry.source_shape for entry in table}
+    problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in state]
+    problems += [f"unexpected {name} {list(array.shape)}" for name, array in state.items() if name not in expected]
+    for name in expected.keys() & state.keys():
+        if state[name].shape != expected[name]:
+            problems.append(f"expected {name} of shape {list(expected[name])}, got {list(state[name].shape)}")
+        elif not jax.dtypes.issubdtype(state[name].dtype, np.floating):
+            problems.append(f"expected {name} to hold floating-point numbers, got {state[name].dtype}")
+    return sorted(problems)
+
+
+def _to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
+    """A float32 copy in our layout. Pages of a mapped file that the copy brought into memory are let go again."""
+    if layout.axes is not None:
+        tensor = tensor.reshape(tensor.shape[: tensor.ndim - layout.ones]).transpose(layout.axes)
+    with np.errstate(over="ignore"):  # a float64 weight beyond float32 becomes infinite, and is reported as such
+        array = np.array(tensor, dtype=np.float32, order="C")
+    _release(tensor)
+    return array
+
+
+def _release(view: Any) -> None:
+    """Drop the pages of the memory-mapped file under a view, if it is one, from this process's memory."""
+    while view is not None and not isinstance(view, mmap.mmap):
+        view = view.obj if isinstance(view, memoryview) else getattr(view, "base", None)
+    if view is not None and hasattr(mmap, "MADV_DONTNEED"):
+        view.madvise(mmap.MADV_DONTNEED)
+
+
+def to_state_dict(variables: Any, table: list[Entry]) -> dict[str, np.ndarray]:
+    """The checkpoint's tensors by name: the inverse of `to_variables`."""
+    state = {}
+    for entry in table:
+        array = np.asarray(_get(variables, entry.path))
+        if entry.layout.axes is not None:
+            array = array.transpose(np.argsort(entry.layout.axes))
+        state[entry.source] = np.ascontiguousarray(array.reshape(entry.source_shape))
+    return state
+
+
+def _set(tree: dict[str, Any], path: tuple[str, ...], value: np.ndarray) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+class Level(NamedTuple):
+    """The residual blocks of one level on the way down, and whether the level has attention, as read off the names."""
+
+    blocks: list[str]
+    attention: bool
+
+
+def infer_ddpm_spec(state: StateDict, dialect: Dialect, levels: list[Level], **fields: Any) -> models.DdpmUnetSpec:
+    """The DDPM U-Net that has these levels and the widths of these tensors; `fields` is what the dialect fixes."""
+    names = dialect.module_names(models.DdpmUnetSpec())
+    parts = [f"{dialect.part_names[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
+    return models.DdpmUnetSpec(
+        image_channels=width_of(state, [(f"{names['conv_out']}.bias", 0), (f"{names['conv_in']}.weight", 1)]),
+        stem_channels=width_of(state, [(f"{names['conv_in']}.bias", 0), (f"{names['conv_in']}.weight", 0)]),
+        time_features=width_of(state, [(f"{names['time_dense_0']}.weight", 1)]),
+        time_channels=width_of(state, [(f"{names['time_dense_0']}.bias", 0), (f"{names['time_dense_1']}.bias", 0)]),
+        level_channels=tuple(
+            width_of(state, [(f"{block}.{part}", 0) for block in level.blocks for part in parts]) for level in levels
+        ),
+        num_res_blocks=max(len(level.blocks) for level in levels),
+        attention_levels=tuple(index for index, level in enumerate(levels) if level.attention),
+        **fields,
+    )
+
+
+_WIDTH_OF_A_BLOCK = (
+    ("conv_1", "bias"),
+    ("time_dense", "bias"),
+    ("norm_2", "weight"),
+    ("norm_2", "bias"),
+    ("conv_2", "bias"),
+)
+
+
+def width_of(state: StateDict, candidates: Sequence[tuple[str, int]]) -> int:
+    """The most frequent size among (tensor, axis) pairs; absent tensors do not vote.
+
+    Widths are read off several tensors at once, so that one missing or mis-shaped tensor does not mislead the guess of
+    the architecture, and ends up as the one tensor that the error names.
+    """
+    sizes = [state[name].shape[axis] for name, axis in candidates if name in state and state[name].ndim > axis]
+    if not sizes:
+        raise ValueError(f"cannot tell the architecture without {' or '.join(name for name, _ in candidates[:2])}")
+    return max(sizes, key=sizes.count)

@@ -1,0 +1,50 @@
+from . import attacks, calibration, data, metrics
+from .attacks import (
+    Attack,
+    DimeStats,
+    DimeTerms,
+    decide,
+    dime_central_terms,
+    dime_score,
+    dime_terms,
+    loss,
+    pia,
+    register_attack,
+    secmi,
+    sima,
+    sima_mc,
+    theory_phi,
+)
+from .checkpoints import load_denoiser
+from .denoiser import Denoiser
+from .ideal import ErrorDecomposition, IdealDenoiser
+from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
+
+__all__ = [
+    "Attack",
+    "Denoiser",
+    "DimeStats",
+    "DimeTerms",
+    "ErrorDecomposition",
+    "IdealDenoiser",
+    "NoiseSchedule",
+    "attacks",
+    "calibration",
+    "cosine_schedule",
+    "data",
+    "decide",
+    "dime_central_terms",
+    "dime_score",
+    "dime_terms",
+    "linear_schedule",
+    "load_denoiser",
+    "loss",
+    "metrics",
+    "pia",
+    "register_attack",
+    "schedule_from_betas",
+    "secmi",
+    "sima",
+    "sima_mc",
+    "theory_phi",
+]

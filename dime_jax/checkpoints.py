@@ -1,0 +1,198 @@
+"""Model directories: orbax parameters + spec.json, written atomically and checked when opened.
+
+    MODEL/spec.json    {"format": "dime_jax model", "version": 1, "spec", "fingerprint", "metadata", "files"}
+    MODEL/variables/   the network's variables, as an orbax checkpoint
+
+This is the only module that imports orbax, and only when it is used.
+"""
+
+import contextlib
+import hashlib
+import importlib.resources
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dime_jax import models
+from dime_jax.denoiser import Denoiser
+
+FORMAT = "dime_jax model"
+VERSION = 1
+
+_SPEC_FILE = "spec.json"
+_VARIABLES = "variables"
+_MAX_SPEC_BYTES = 16 * 2**20
+
+
+def save_model(
+    directory: str | os.PathLike[str], spec: models.ModelSpec, variables: Any, metadata: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a model directory, completely or not at all.
+
+    Args:
+      directory: where; must not exist yet.
+      spec: architecture, schedule, prediction and image shape.
+      variables: the network's variables, `{"params": ..., "constants": ...}`, NumPy or JAX arrays in float32.
+      metadata: JSON-able facts about the model's origin, for people and reports.
+
+    Returns:
+      The directory.
+    """
+    directory = Path(directory)
+    _check_variables(variables, spec)
+    contents = {
+        "format": FORMAT,
+        "version": VERSION,
+        "spec": spec.to_json(),
+        "fingerprint": fingerprint(variables, spec),
+        "metadata": dict(metadata or {}),
+    }
+    json.dumps(contents, allow_nan=False)  # refuse before anything is written
+    with _new_directory(directory) as building:
+        _write_variables(building / _VARIABLES, variables)
+        contents["files"] = _file_sizes(building / _VARIABLES)
+        (building / _SPEC_FILE).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    return directory
+
+
+def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
+    """Open a model directory, or a shipped model by its name ("digits"), as a Denoiser.
+
+    The weights are checked against the fingerprint that was written with them.
+
+    Raises:
+      ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
+    """
+    directory = _find(path)
+    contents = read_spec_file(directory)
+    try:
+        spec = models.ModelSpec.from_json(contents["spec"])
+    except ValueError as error:
+        raise ValueError(f"{directory / _SPEC_FILE}: {error}") from None
+    if _file_sizes(directory / _VARIABLES) != contents["files"]:
+        raise ValueError(f"{directory / _VARIABLES}: files are missing, truncated or added since the model was written")
+    variables = _read_variables(directory, spec)
+    found = fingerprint(variables, spec)
+    if found != contents["fingerprint"]:
+        raise ValueError(f"{directory}: expected weights of fingerprint {contents['fingerprint']!r}, found {found!r}")
+    return Denoiser(
+        models.denoise(spec),
+        variables,
+        spec.schedule.build(),
+        spec.image_shape,
+        num_classes=spec.architecture.num_classes,
+        fingerprint=found,
+        name=directory.name,
+    )
+
+
+def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The contents of a model directory's spec.json: format, version, spec, fingerprint, metadata and files."""
+    file = Path(directory) / _SPEC_FILE
+    if not file.is_file():
+        raise ValueError(f"{directory} is not a model directory: no {_SPEC_FILE} in it")
+    if file.stat().st_size > _MAX_SPEC_BYTES:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_SPEC_BYTES} allowed")
+    try:
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise ValueError(f"{file}: not written by dime_jax (expected format {FORMAT!r})")
+    if contents.get("version") != VERSION:
+        raise ValueError(f"{file}: expected version {VERSION}, got {contents.get('version')!r}")
+    missing = {"spec", "fingerprint", "metadata", "files"} - contents.keys()
+    if missing:
+        raise ValueError(f"{file}: missing {', '.join(sorted(missing))}")
+    return contents
+
+
+def fingerprint(variables: Any, spec: models.ModelSpec) -> str:
+    """SHA-256 over the spec and every variable's name, shape and bytes: changes with anything that changes eps."""
+    digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode())
+    for path, array in jax.tree_util.tree_leaves_with_path(variables):
+        array = np.ascontiguousarray(array)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _file_sizes(directory: Path) -> dict[str, int]:
+    """Bytes of every file under a directory. (Orbax finds a truncated file too, but says so in a thousand lines.)"""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
+
+
+def _check_variables(variables: Any, spec: models.ModelSpec) -> None:
+    """Require exactly the variables of the architecture."""
+
+    def shapes(tree: Any) -> set[str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {f"{jax.tree_util.keystr(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in leaves}
+
+    difference = shapes(variables) ^ shapes(models.param_shapes(spec.architecture))
+    if difference:
+        raise ValueError(f"variables differ from the architecture's: {', '.join(sorted(difference)[:5])}")
+
+
+def _find(path: str | os.PathLike[str]) -> Path:
+    """The model directory at `path`, or the shipped model of that name."""
+    directory = Path(path)
+    if directory.is_dir():
+        return directory
+    shipped = Path(str(importlib.resources.files("dime_jax"))) / "shipped_models"
+    names = sorted(model.name for model in shipped.iterdir()) if shipped.is_dir() else []
+    if str(path) in names:
+        return shipped / str(path)
+    raise ValueError(
+        f"no model directory {str(path)!r}, and no shipped model of that name ({', '.join(names) or 'none'})"
+    )
+
+
+@contextlib.contextmanager
+def _new_directory(directory: Path) -> Iterator[Path]:
+    """A temporary directory that becomes `directory` when the block ends well, and vanishes when it does not."""
+    if directory.exists() or directory.is_symlink():
+        raise ValueError(f"output {directory} exists already; nothing was written")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        building.rename(directory)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _write_variables(path: Path, variables: Any) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    context = ocp.Context()
+    context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile: no second copy of a 2 GB model
+    context.array.saving.use_compression = False  # weights do not compress, and the attempt holds all of them in memory
+    with context:
+        ocp.save(path.absolute(), variables)
+
+
+def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:
+    from orbax.checkpoint import v1 as ocp
+
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        models.param_shapes(spec.architecture),
+    )
+    path = directory / _VARIABLES
+    try:
+        _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read
+        return ocp.load(path.absolute(), shapes)
+    except Exception as error:  # orbax and tensorstore raise many types for damaged files
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,19 @@
+"""Diffusion U-Nets in flax.linen: the only place that imports flax."""
+
+from dime_jax.models.build import build, denoise, init, param_shapes
+from dime_jax.models.ddpm_unet import DdpmUnet
+from dime_jax.models.guided_unet import GuidedUnet
+from dime_jax.models.spec import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
+
+__all__ = [
+    "DdpmUnet",
+    "DdpmUnetSpec",
+    "GuidedUnet",
+    "GuidedUnetSpec",
+    "ModelSpec",
+    "ScheduleSpec",
+    "build",
+    "denoise",
+    "init",
+    "param_shapes",
+]

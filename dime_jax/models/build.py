@@ -1,0 +1,65 @@
+"""From a spec to a network, its variables, and the eps function that a Denoiser needs."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dime_jax.models.ddpm_unet import DdpmUnet
+from dime_jax.models.guided_unet import GuidedUnet
+from dime_jax.models.layers import Dtype
+from dime_jax.models.spec import DdpmUnetSpec, GuidedUnetSpec, ModelSpec
+from dime_jax.models.unet import Unet
+from dime_jax.schedule import per_image
+
+
+def build(spec: DdpmUnetSpec | GuidedUnetSpec, *, dtype: Dtype = jnp.float32, remat: bool = False) -> Unet:
+    """The network of the spec; its variables are `{"params": ..., "constants": ...}` (constants only if it has any)."""
+    if isinstance(spec, DdpmUnetSpec):
+        return DdpmUnet(spec, dtype=dtype, remat=remat)
+    return GuidedUnet(spec, dtype=dtype, remat=remat)
+
+
+def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> Any:
+    """Fresh variables for training; the same for the same key on one backend.
+
+    The draws use JAX's "rbg" generator: with the default one, XLA takes a second per weight shape to compile on CPUs.
+    """
+    size = 2 ** (len(spec.level_channels) - 1)
+    x = jnp.zeros((1, size, size, spec.image_channels))
+    label = None if spec.num_classes is None else jnp.zeros(1, jnp.int32)
+    rbg_key = jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="rbg")
+    return jax.jit(build(spec).init)(rbg_key, x, jnp.zeros((), jnp.int32), label)
+
+
+@functools.lru_cache(maxsize=32)
+def param_shapes(spec: DdpmUnetSpec | GuidedUnetSpec) -> Any:
+    """The variables' shapes and dtypes, without computing anything. (Do not change the tree: it is shared.)"""
+    return jax.eval_shape(lambda: init(spec, jax.random.key(0)))
+
+
+@functools.lru_cache(maxsize=32)
+def denoise(spec: ModelSpec) -> Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]:
+    """The function `apply(variables, x, t, label) -> eps` of a network, for a Denoiser.
+
+    Learned variances are cut off. Other predictions are turned into noise by x_t = √ᾱ x₀ + σ ε:
+      sample: ε = (x_t - √ᾱ x̂₀) / σ;   v_prediction (v = √ᾱ ε - σ x₀): ε = √ᾱ v̂ + σ x_t.
+    Equal specs get the same function, so that models of one architecture share one compilation.
+    """
+    network = build(spec.architecture)
+    schedule = spec.schedule.build()
+    channels = spec.architecture.image_channels
+
+    def apply(variables: Any, x: jax.Array, t: jax.Array, label: jax.Array | None) -> jax.Array:
+        output: Any = network.apply(variables, x, t, label)
+        prediction = output[..., :channels]
+        if spec.prediction == "epsilon":
+            return prediction
+        sqrt_abar, sigma = per_image(schedule.sqrt_abar(t), x), per_image(schedule.sigma(t), x)
+        if spec.prediction == "sample":
+            return (x - sqrt_abar * prediction) / sigma
+        return sqrt_abar * prediction + sigma * x
+
+    return apply

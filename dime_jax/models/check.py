@@ -1,0 +1,118 @@
+"""Is a converted model alive? Noise-prediction error over t on a few images, and a small sheet of DDIM samples."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from dime_jax import _validate
+from dime_jax.denoiser import Denoiser
+from dime_jax.schedule import per_image
+
+
+class ModelCheck(NamedTuple):
+    """What `check_model` found.
+
+    Attributes:
+      timesteps: where the error was measured.
+      errors: mean of (eps - noise)² over images and pixels at each; 1 is a model that predicts nothing.
+      samples: DDIM samples [N, H, W, C], about in [-1, 1].
+      figure: the PNG sheet of the samples.
+    """
+
+    timesteps: np.ndarray
+    errors: np.ndarray
+    samples: np.ndarray
+    figure: Path
+
+
+def check_model(
+    denoiser: Denoiser,
+    images: Any,
+    output_dir: Path | str,
+    *,
+    labels: Any = None,
+    seed: int = 0,
+    num_timesteps: int = 10,
+    num_samples: int = 16,
+    ddim_steps: int = 20,
+) -> ModelCheck:
+    """Measure a model and write `samples.png` and `check.json` to `output_dir`.
+
+    A living model has errors well below 1 at all but the smallest t, falling as t grows, and samples that look like its
+    training images. A conversion that went wrong shows at once: errors near or above 1, and noise for samples.
+
+    Args:
+      denoiser: the model.
+      images: a few images [B, *image_shape] on the [-1, 1] scale.
+      output_dir: made if needed.
+      labels: [B] classes of the images, for class-conditional models.
+      seed: of the noise.
+      num_timesteps: at how many t to measure.
+      num_samples: how many samples to draw.
+      ddim_steps: network evaluations per sample.
+    """
+    _validate.check_at_least(num_timesteps, 1, "num_timesteps")
+    _validate.check_at_least(num_samples, 1, "num_samples")
+    _validate.check_at_least(ddim_steps, 1, "ddim_steps")
+    noise_key, sample_key = jax.random.split(jax.random.key(seed))
+    timesteps = np.unique(np.linspace(0, denoiser.schedule.num_steps - 1, num_timesteps).round().astype(int))
+    errors = noise_errors(denoiser, jnp.asarray(images, jnp.float32), timesteps, noise_key, labels)
+    classes = None if denoiser.num_classes is None else np.arange(num_samples) % denoiser.num_classes
+    start = jax.random.normal(sample_key, (num_samples, *denoiser.image_shape))
+    samples = ddim_sample(denoiser, start, ddim_steps, classes)
+
+    output_dir = Path(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    figure = output_dir / "samples.png"
+    sample_sheet(samples).save(figure)
+    rows = [{"t": int(t), "error": float(error)} for t, error in zip(timesteps, errors)]
+    (output_dir / "check.json").write_text(
+        json.dumps({"errors": rows, "seed": seed}, indent=1) + "\n", encoding="utf-8"
+    )
+    return ModelCheck(timesteps, errors, samples, figure)
+
+
+def noise_errors(denoiser: Denoiser, images: jax.Array, timesteps: Any, key: jax.Array, labels: Any) -> np.ndarray:
+    """Mean of (eps(√ᾱ x + σ ε, t) - ε)² at each t; the same noise at all of them."""
+    eps_fn, schedule = denoiser.eps_fn(labels), denoiser.schedule
+    noise = jax.random.normal(key, images.shape)
+    errors = []
+    for t in map(int, timesteps):
+        x = per_image(schedule.sqrt_abar(t), images) * images + per_image(schedule.sigma(t), images) * noise
+        errors.append(float(jnp.mean((eps_fn(x, t) - noise) ** 2)))
+    return np.array(errors)
+
+
+def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, labels: Any = None) -> np.ndarray:
+    """Deterministic DDIM from noise: x₀ = (x - σ ε)/√ᾱ clipped to [-1, 1], then x = √ᾱ' x₀ + σ' ε at the next t'.
+
+    Where ᾱ = 0 (zero terminal SNR), x₀ cannot be had from ε and starts at 0.
+    """
+    eps_fn, schedule = denoiser.eps_fn(labels), denoiser.schedule
+    timesteps = np.unique(np.linspace(schedule.num_steps - 1, 0, steps).round().astype(int))[::-1]
+    x = x0 = start
+    for t, following in zip(timesteps, [*timesteps[1:], None]):
+        sqrt_abar, sigma = float(schedule.sqrt_abar(int(t))), float(schedule.sigma(int(t)))
+        eps = eps_fn(x, int(t))
+        x0 = jnp.clip((x - sigma * eps) / sqrt_abar, -1, 1) if sqrt_abar > 0 else jnp.zeros_like(x)
+        if following is not None:
+            x = float(schedule.sqrt_abar(int(following))) * x0 + float(schedule.sigma(int(following))) * eps
+    return np.asarray(x0)
+
+
+def sample_sheet(images: np.ndarray) -> Image.Image:
+    """Images [N, H, W, C] in [-1, 1] side by side, in rows as long as there are rows; C is 1 or 3 (else the first)."""
+    pixels = np.clip((images + 1) * 127.5, 0, 255).round().astype(np.uint8)
+    pixels = pixels if pixels.shape[-1] == 3 else pixels[..., :1].repeat(3, axis=-1)
+    count, height, width, _ = pixels.shape
+    columns = int(np.ceil(np.sqrt(count)))
+    rows = -(-count // columns)
+    sheet = np.zeros((rows * columns, height, width, 3), np.uint8)
+    sheet[:count] = pixels
+    sheet = sheet.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    return Image.fromarray(sheet)

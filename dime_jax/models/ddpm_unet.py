@@ -1,0 +1,89 @@
+"""The U-Net of Ho et al. 2020 in flax, one module for its three public dialects (see `DdpmUnetSpec`)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dime_jax.models import layers
+from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
+from dime_jax.models.spec import DdpmUnetSpec
+from dime_jax.models.unet import Unet
+
+_ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
+
+
+class ResBlock(nn.Module):
+    """x + conv(silu(GN(conv(silu(GN(x))) + dense(silu(embedding))))), with a 1×1 shortcut where the width changes."""
+
+    spec: DdpmUnetSpec
+    channels: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, embedding: jax.Array, train: bool) -> jax.Array:
+        """Block over x [B, H, W, C] and embedding [B, time_channels]."""
+        spec = self.spec
+        h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_1")(x))
+        h = conv3x3(self.channels, "conv_1", self.dtype)(h)
+        h = h + dense(self.channels, dtype=self.dtype, name="time_dense")(nn.silu(embedding))[:, None, None]
+        h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_2")(h))
+        h = nn.Dropout(spec.dropout, deterministic=not train)(h)
+        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=_ZEROS)(h)
+        if x.shape[-1] != self.channels:
+            x = dense(self.channels, dtype=self.dtype, name="shortcut")(x)
+        return x + h
+
+
+class Attention(nn.Module):
+    """x + out(softmax(q kᵀ / √d) v), with q, k, v three maps of GN(x)."""
+
+    spec: DdpmUnetSpec
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Attend over the H·W positions of x [B, H, W, C]."""
+        batch, height, width, channels = x.shape
+        heads = self.spec.heads(channels)
+        h = GroupNorm(self.spec.norm_groups, self.spec.norm_eps, self.dtype, name="norm")(x)
+        h = h.reshape(batch, height * width, channels)
+        query, key, value = (
+            dense(channels, dtype=self.dtype, name=name)(h).reshape(batch, -1, heads, channels // heads)
+            for name in ("query", "key", "value")
+        )
+        h = layers.attend(query, key, value).reshape(batch, height, width, channels)
+        return x + dense(channels, dtype=self.dtype, kernel_init=_ZEROS, name="out")(h)
+
+
+class DdpmUnet(Unet):
+    """The DDPM U-Net. A stored time table is in the collection "constants"; everything trainable is in "params"."""
+
+    spec: DdpmUnetSpec
+
+    def time_features(self, t: jax.Array) -> jax.Array:
+        """The row of the stored table, or the sinusoid."""
+        spec = self.spec
+        if spec.time_table_steps is not None:
+            steps, features = spec.time_table_steps, spec.time_features
+            table = self.variable("constants", "time_table", layers.interleaved_time_table, steps, features)
+            return table.value[t]
+        return layers.timestep_embedding(
+            t, spec.time_features, cos_first=spec.time_cos_first, frequency_shift=spec.time_frequency_shift
+        )
+
+    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
+        """See `ResBlock`."""
+        return self._block(ResBlock, name, channels=channels)(h, embedding, train)
+
+    def attention(self, h: jax.Array, name: str) -> jax.Array:
+        """See `Attention`."""
+        return self._block(Attention, name)(h)
+
+    def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
+        """A stride-2 convolution; its padding is the dialect's."""
+        padding = 1 if self.spec.symmetric_downsample else ((0, 1), (0, 1))
+        return conv3x3(h.shape[-1], name, self.dtype, strides=2, padding=padding)(h)
+
+    def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
+        """Nearest neighbour, then a convolution."""
+        return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)

@@ -1,0 +1,99 @@
+"""The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion) in flax; see `GuidedUnetSpec`."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dime_jax.models import layers
+from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
+from dime_jax.models.spec import GuidedUnetSpec
+from dime_jax.models.unet import Unet
+
+_ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
+
+
+_RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
+
+
+class ResBlock(nn.Module):
+    """A residual block that may resample: both branches are halved or doubled after the first GN and SiLU.
+
+    With scale-shift norm the embedding gives (scale, shift) and the second norm is GN(h) * (1 + scale) + shift.
+    """
+
+    spec: GuidedUnetSpec
+    channels: int
+    resample: str = ""
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, embedding: jax.Array, train: bool) -> jax.Array:
+        """Block over x [B, H, W, C] and embedding [B, time_channels]."""
+        spec = self.spec
+        h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_1")(x))
+        h, x = _RESAMPLE[self.resample](h), _RESAMPLE[self.resample](x)
+        h = conv3x3(self.channels, "conv_1", self.dtype)(h)
+        features = self.channels * (2 if spec.scale_shift_norm else 1)
+        condition = dense(features, dtype=self.dtype, name="time_dense")(nn.silu(embedding))[:, None, None]
+        norm = GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_2")
+        if spec.scale_shift_norm:
+            scale, shift = jnp.split(condition, 2, axis=-1)
+            h = norm(h) * (1 + scale) + shift
+        else:
+            h = norm(h + condition)
+        h = nn.Dropout(spec.dropout, deterministic=not train)(nn.silu(h))
+        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=_ZEROS)(h)
+        if x.shape[-1] != self.channels:
+            x = dense(self.channels, dtype=self.dtype, name="shortcut")(x)
+        return x + h
+
+
+class Attention(nn.Module):
+    """x + out(softmax(q kᵀ / √d) v), with q, k, v from one map of GN(x) in the legacy or the new channel order."""
+
+    spec: GuidedUnetSpec
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Attend over the H·W positions of x [B, H, W, C]."""
+        batch, height, width, channels = x.shape
+        heads = self.spec.heads(channels)
+        h = GroupNorm(self.spec.norm_groups, self.spec.norm_eps, self.dtype, name="norm")(x)
+        qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(h.reshape(batch, height * width, channels))
+        if self.spec.new_attention_order:
+            query, key, value = jnp.moveaxis(qkv.reshape(batch, -1, 3, heads, channels // heads), 2, 0)
+        else:
+            query, key, value = jnp.moveaxis(qkv.reshape(batch, -1, heads, 3, channels // heads), 3, 0)
+        h = layers.attend(query, key, value).reshape(batch, height, width, channels)
+        return x + dense(channels, dtype=self.dtype, kernel_init=_ZEROS, name="out")(h)
+
+
+class GuidedUnet(Unet):
+    """The Guided Diffusion U-Net."""
+
+    spec: GuidedUnetSpec
+
+    def time_features(self, t: jax.Array) -> jax.Array:
+        """The sinusoid, cosines first."""
+        return layers.timestep_embedding(t, self.spec.time_features, cos_first=True, frequency_shift=0)
+
+    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
+        """See `ResBlock`."""
+        return self._block(ResBlock, name, channels=channels)(h, embedding, train)
+
+    def attention(self, h: jax.Array, name: str) -> jax.Array:
+        """See `Attention`."""
+        return self._block(Attention, name)(h)
+
+    def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
+        """A residual block that halves, or a stride-2 convolution."""
+        if self.spec.resblock_updown:
+            return self._block(ResBlock, name, channels=h.shape[-1], resample="down")(h, embedding, train)
+        return conv3x3(h.shape[-1], name, self.dtype, strides=2)(h)
+
+    def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
+        """A residual block that doubles, or nearest neighbour and a convolution."""
+        if self.spec.resblock_updown:
+            return self._block(ResBlock, name, channels=h.shape[-1], resample="up")(h, embedding, train)
+        return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)

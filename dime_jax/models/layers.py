@@ -1,0 +1,128 @@
+"""The layers both U-Nets are made of, natively batched over NHWC.
+
+Dtype policy: parameters are float32; convolutions and matmuls run in the module's `dtype` (float32 for attacks,
+bfloat16 optional for training); GroupNorm statistics and the attention softmax are always float32.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Dtype = Any
+
+# Ho et al. 2020: uniform with variance 2 / (fan in + fan out).
+_KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+
+
+def dense(features: int, **options: Any) -> nn.Dense:
+    """A linear map of the channels; as a 1×1 convolution it is the same."""
+    return nn.Dense(features, **{"kernel_init": _KERNEL_INIT, **options})
+
+
+def conv3x3(features: int, name: str, dtype: Dtype, **options: Any) -> nn.Conv:
+    """A 3×3 convolution, padded by one on each side unless `options` (of `nn.Conv`) say otherwise."""
+    return nn.Conv(features, (3, 3), dtype=dtype, name=name, **{"padding": 1, "kernel_init": _KERNEL_INIT, **options})
+
+
+def upsample_conv3x3(features: int, name: str, dtype: Dtype) -> nn.Conv:
+    """A 3×3 convolution of the image with every pixel repeated 2×2, without making that image.
+
+    Two of the three rows (and columns) that an output sees are copies of one pixel, so each of the four positions in a
+    2×2 block of outputs is a 2×2 convolution of the small image, with sums of the kernel's entries: 16 multiplications
+    instead of 36.
+    """
+    return conv3x3(features, name, dtype, conv_general_dilated=_convolve_upsampled)
+
+
+def _convolve_upsampled(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **options: Any) -> jax.Array:
+    """The four 2×2 convolutions of `upsample_conv3x3`, interleaved; strides are 1 and padding is 1 there."""
+    del strides, padding
+    options.update(lhs_dilation=None, rhs_dilation=None)
+    batch, height, width, _ = x.shape
+    outputs = [
+        jax.lax.conv_general_dilated(
+            x, _fold(_fold(kernel, i, axis=0), j, axis=1), (1, 1), [(1 - i, i), (1 - j, j)], **options
+        )
+        for i in range(2)
+        for j in range(2)
+    ]
+    blocks = jnp.stack(outputs, axis=3).reshape(batch, height, width, 2, 2, -1)
+    return blocks.swapaxes(2, 3).reshape(batch, 2 * height, 2 * width, -1)
+
+
+def _fold(kernel: jax.Array, position: int, axis: int) -> jax.Array:
+    """Three taps on repeated pixels as two on distinct ones; which taps coincide depends on the position in a block."""
+    first, middle, last = jnp.split(kernel, 3, axis)
+    taps = [first, middle + last] if position == 0 else [first + middle, last]
+    return jnp.concatenate(taps, axis)
+
+
+class GroupNorm(nn.Module):
+    """y = (x - mean) / √(var + eps) * scale + bias, with mean and var over one image and one group of channels.
+
+    Two passes (mean, then squared deviations), since E[x²] - E[x]² loses digits where the mean is large. Channels are
+    the minor axis, so each pass sums over space first and over the group's channels last: both vectorise.
+    """
+
+    groups: int
+    eps: float
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise x [B, H, W, C]."""
+        channels = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,))
+
+        def group_mean(y: jax.Array) -> jax.Array:
+            per_channel = y.mean((1, 2)).reshape(-1, self.groups, channels // self.groups)
+            return jnp.repeat(per_channel.mean(-1), channels // self.groups, axis=-1)[:, None, None, :]
+
+        x = x.astype(jnp.float32)
+        centred = x - group_mean(x)
+        gain = jax.lax.rsqrt(group_mean(centred * centred) + self.eps) * scale[None, None, None]
+        return (centred * gain + bias[None, None, None]).astype(self.dtype)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """softmax(q kᵀ / √d) v over the positions of one image; all [B, positions, heads, d]."""
+    size = query.shape[-1]
+    logits = jnp.einsum("bqhd,bkhd->bhqk", query * jnp.asarray(size**-0.5, query.dtype), key)
+    weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(value.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def upsample_nearest(x: jax.Array) -> jax.Array:
+    """Repeat every pixel 2×2."""
+    batch, height, width, channels = x.shape
+    x = jnp.broadcast_to(x[:, :, None, :, None, :], (batch, height, 2, width, 2, channels))
+    return x.reshape(batch, 2 * height, 2 * width, channels)
+
+
+def average_pool(x: jax.Array) -> jax.Array:
+    """Mean of every 2×2 block."""
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))
+
+
+def timestep_embedding(t: jax.Array, features: int, *, cos_first: bool, frequency_shift: float) -> jax.Array:
+    """[sin(t ω), cos(t ω)] (or cos first), ω_i = 10000^(-i / (half - shift)), half = features / 2; [B, features].
+
+    The frequencies are rounded to float32 on the host in the steps the original code takes: at t = 1000 one unit in
+    the last place of ω is already 6e-5 in the angle.
+    """
+    half = features // 2
+    exponent = np.float32(-np.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half - frequency_shift)
+    angle = t.astype(jnp.float32)[:, None] * np.exp(exponent)[None]
+    waves = [jnp.cos(angle), jnp.sin(angle)] if cos_first else [jnp.sin(angle), jnp.cos(angle)]
+    return jnp.concatenate(waves, axis=-1)
+
+
+def interleaved_time_table(num_steps: int, features: int) -> jax.Array:
+    """pytorch-ddpm's table before training: row t is sin(t ω_0), cos(t ω_0), sin(t ω_1), …, ω_i = 10000^(-i / half)."""
+    embedding = timestep_embedding(jnp.arange(num_steps), features, cos_first=False, frequency_shift=0)
+    return embedding.reshape(num_steps, 2, features // 2).swapaxes(1, 2).reshape(num_steps, features)

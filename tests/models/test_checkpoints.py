@@ -1,0 +1,136 @@
+"""Model directories: what is written is what is read, and nothing else is accepted."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from dime_jax import checkpoints, models
+from dime_jax.models import DdpmUnetSpec, ModelSpec, ScheduleSpec
+
+SPEC = ModelSpec(
+    architecture=DdpmUnetSpec(
+        stem_channels=8,
+        time_features=8,
+        time_channels=8,
+        level_channels=(8,),
+        num_res_blocks=1,
+        attention_levels=(),
+        norm_groups=4,
+        time_table_steps=10,
+        num_classes=4,
+        image_channels=1,
+    ),
+    image_shape=(4, 6, 1),
+    schedule=ScheduleSpec(num_steps=10),
+)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    rng = np.random.default_rng(0)
+    shapes = models.param_shapes(SPEC.architecture)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def saved(variables, tmp_path_factory):
+    return checkpoints.save_model(tmp_path_factory.mktemp("models") / "m", SPEC, variables, {"origin": "a test"})
+
+
+@pytest.fixture
+def model(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def test_round_trip(saved, variables):
+    denoiser = checkpoints.load_denoiser(saved)
+    jax.tree.map(np.testing.assert_array_equal, denoiser.params, variables)
+    assert (denoiser.image_shape, denoiser.num_classes, denoiser.name) == ((4, 6, 1), 4, "m")
+    assert denoiser.schedule.num_steps == 10
+    x = np.random.default_rng(1).normal(size=(2, 4, 6, 1)).astype(np.float32)
+    expected = jax.jit(models.build(SPEC.architecture).apply)(variables, x, np.array([3, 4]), np.array([0, 2]))
+    np.testing.assert_allclose(denoiser.eps(x, np.array([3, 4]), np.array([0, 2])), expected, atol=1e-5)
+    assert checkpoints.read_spec_file(saved)["metadata"] == {"origin": "a test"}
+    assert [file.name for file in saved.parent.iterdir()] == ["m"]  # no temporary directory left
+
+
+def test_fingerprint_changes_with_weights_and_spec(variables):
+    first = checkpoints.fingerprint(variables, SPEC)
+    assert first == checkpoints.fingerprint(jax.tree.map(jax.numpy.asarray, variables), SPEC)
+    changed = jax.tree.map(np.copy, variables)
+    changed["params"]["conv_in"]["bias"][0] += 1e-6
+    assert checkpoints.fingerprint(changed, SPEC) != first
+    other = ModelSpec(architecture=SPEC.architecture, image_shape=(4, 4, 1), schedule=SPEC.schedule)
+    assert checkpoints.fingerprint(variables, other) != first
+
+
+def test_bad_saves_leave_nothing(variables, saved, tmp_path):
+    with pytest.raises(ValueError, match="exists already"):
+        checkpoints.save_model(saved, SPEC, variables)
+    with pytest.raises(ValueError, match=r"variables differ.*conv_in"):
+        checkpoints.save_model(tmp_path / "m", SPEC, {"params": {"conv_in": {"bias": np.zeros(3)}}})
+    with pytest.raises(ValueError, match="JSON"):
+        checkpoints.save_model(tmp_path / "m", SPEC, variables, {"loss": float("nan")})
+    with pytest.raises(TypeError):
+        checkpoints.save_model(tmp_path / "m", SPEC, variables, {"loss": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_write_leaves_nothing(variables, tmp_path, monkeypatch):
+    def fail(path, variables):
+        path.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "_write_variables", fail)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save_model(tmp_path / "m", SPEC, variables)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(path, message):
+    with pytest.raises(ValueError, match=message) as error:
+        checkpoints.load_denoiser(path)
+    assert "\n" not in str(error.value)
+
+
+def edit(model, **changes):
+    file = model / "spec.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_foreign_and_damaged_directories_are_refused(model, tmp_path):
+    refused(tmp_path / "none", "no model directory")
+    refused(tmp_path, "no spec.json")
+    edit(model, fingerprint="0" * 64)
+    refused(model, "fingerprint")
+    edit(model, version=99)
+    refused(model, "version 1, got 99")
+    edit(model, format="other")
+    refused(model, "not written by dime_jax")
+    (model / "spec.json").write_text("{")
+    refused(model, "not JSON")
+
+
+def test_changed_specs_and_missing_weights_are_refused(model):
+    spec = SPEC.to_json()
+    edit(model, spec=spec | {"image_shape": [4, 4, 1]})
+    refused(model, "fingerprint")
+    edit(model, spec=spec | {"prediction": "score"})
+    refused(model, "prediction")
+    edit(model, spec=spec | {"architecture": spec["architecture"] | {"num_classes": 5}})
+    refused(model, "cannot be read")
+
+
+def test_damaged_weights_are_refused(model):
+    data = max((model / "variables").rglob("d/*"), key=lambda file: file.stat().st_size)
+    whole = data.read_bytes()
+    middle = len(whole) // 2
+    data.write_bytes(whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :])
+    refused(model, "fingerprint|cannot be read")
+    data.write_bytes(whole[:middle])
+    refused(model, "missing, truncated or added")
+    shutil.rmtree(model / "variables")
+    refused(model, "missing, truncated or added")
