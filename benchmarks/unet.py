@@ -7,14 +7,13 @@ micro-batch; runs alternate, so that a change in the machine's load meets both. 
 """
 
 import importlib.util
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.timing import median_seconds
 from dime_jax import models
 
 MICRO_BATCHES = (4, 8, 16)
@@ -76,15 +75,7 @@ def torch_forward() -> Callable[[int], Callable[[], Any]]:
 def measure(sides: dict[str, Callable[[int], Callable[[], Any]]]) -> dict[str, Timing]:
     """Median throughput of each side at its best micro-batch, over interleaved rounds."""
     runs = {(name, batch): prepare(batch) for name, prepare in sides.items() for batch in MICRO_BATCHES}
-    for run in runs.values():
-        run()  # compile, warm up
-    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
-    for _ in range(ROUNDS):
-        for key, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[key].append(time.perf_counter() - start)
-    rates = {key: key[1] / statistics.median(times) for key, times in seconds.items()}
+    rates = {key: key[1] / seconds for key, seconds in median_seconds(runs, ROUNDS).items()}
     best = {name: max((key for key in rates if key[0] == name), key=lambda key: rates[key]) for name in sides}
     return {name: Timing(rates[key], key[1]) for name, key in best.items()}
 

@@ -1,6 +1,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from dime_jax import auditing, cli
@@ -10,7 +11,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 def test_the_audit_prints_a_row_per_attack_and_budget_and_writes_results(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(auditing, "CLOSED_FORM_TIMES", (300,))
-    monkeypatch.setattr(auditing, "CLOSED_FORM_MOST_PROBES", 1)
+    monkeypatch.setattr(auditing, "CLOSED_FORM_TIERS", (1,))
     assert cli.main(["audit", "--output", str(tmp_path / "audit")]) == 0
     results = json.loads((tmp_path / "audit" / "results.json").read_text())
     rows = {(row["attack"], row["queries_per_image"]): row for row in results["results"]}
@@ -52,6 +53,10 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
     [
         (["convert", "--source", "missing.pt", "--output", "model"], "no file or folder missing.pt"),
         (["convert", "--source", __file__, "--output", "model"], "not a PyTorch file"),
+        (
+            ["score", "run", "--model", "missing", "--members", "a"],
+            "expected either --members and --heldout, or --images",
+        ),
         (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
     ],
 )
@@ -62,3 +67,25 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_run_one_by_one(tmp_path, capsys):
+    model, run = str(tmp_path / "model"), str(tmp_path / "run")
+    assert cli.main(["convert", "--source", str(GOLDEN / "ddpm_secmi.pt"), "--output", model]) == 0
+    images = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "members.npz", images=images[:12])
+    np.savez(tmp_path / "heldout.npz", images=images[12:])
+    score = ["score", run, "--model", model, "--attacks", "sima_l4", "loss"]
+    score += ["--members", str(tmp_path / "members.npz"), "--heldout", str(tmp_path / "heldout.npz")]
+    assert cli.main(["evaluate", run]) == 2
+    assert cli.main(score) == 0
+    assert "12 images of the calibration half scored, 72 queries made" in capsys.readouterr().out  # 2 attacks at 3 t
+    assert cli.main([*score, "--half", "test"]) == 2
+    assert "calibrate first" in capsys.readouterr().err
+    assert cli.main(["calibrate", run]) == 0
+    assert cli.main([*score, "--half", "test"]) == 0
+    assert "12 images of the test half scored, 24 queries made" in capsys.readouterr().out  # the frozen t only
+    assert cli.main(["evaluate", run]) == 0
+    assert "SimA" in capsys.readouterr().out
+    assert cli.main([*score, "--seed", "1"]) == 2
+    assert "another seed" in capsys.readouterr().err

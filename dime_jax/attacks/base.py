@@ -7,7 +7,7 @@ Scores are **lower for members**, always.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from dime_jax import _validate
 from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Draws
 from dime_jax.schedule import NoiseSchedule, per_image
+
+if TYPE_CHECKING:
+    from dime_jax.attacks.recipes import Recipe
 
 Setting = Mapping[str, int | float]
 
@@ -76,6 +79,8 @@ class Attack:
       tiers: query tiers; each is reported on its own, as the setting's "q". Empty for attacks of fixed cost.
       angles: for two-column attacks, the candidate angles φ at a setting; None for one column.
       standardize: whether the two columns are standardised with calibration statistics before they are combined.
+      recipe: the model calls of a setting and how terms follow from them, by which attacks share queries; None for
+        attacks that are only known as `run`.
     """
 
     name: str
@@ -87,6 +92,7 @@ class Attack:
     tiers: tuple[int, ...] = ()
     angles: Callable[[NoiseSchedule, Setting], Sequence[float]] | None = None
     standardize: bool = True
+    recipe: "Callable[[Setting], Recipe] | None" = None
 
     def settings(self, profile: str, tier: int | None = None) -> list[Setting]:
         """The grid of a profile, at one query tier."""

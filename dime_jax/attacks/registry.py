@@ -4,16 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import _validate
 from dime_jax.attacks.base import Attack, Setting, grid
-from dime_jax.attacks.dime import DimeTerms, dime_central_terms, dime_norms, dime_terms, summarize, theory_phi
-from dime_jax.attacks.loss import loss
-from dime_jax.attacks.pia import pia
-from dime_jax.attacks.secmi import secmi, trajectory_steps
-from dime_jax.attacks.sima import sima, sima_mc
+from dime_jax.attacks.calls import Call, Mirror, Noisy, Probe, Proximal, Raw, Walk
+from dime_jax.attacks.dime import DimeTerms, summarize, theory_phi
+from dime_jax.attacks.recipes import Reading, Recipe, count_queries, run_recipe
+from dime_jax.attacks.secmi import trajectory_steps
 from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Draws
 from dime_jax.schedule import NoiseSchedule
@@ -53,55 +51,80 @@ def search_angles(schedule: NoiseSchedule, setting: Setting) -> Sequence[float]:
     return [2 * np.pi * i / NUM_ANGLES for i in range(NUM_ANGLES)]
 
 
-def _stack(draw: Callable[[int, jax.Array], jax.Array], x: jax.Array, count: Any) -> jax.Array:
-    return jnp.stack([draw(i, x) for i in range(int(count))])
-
-
-def _baseline(
+def _register(
     name: str,
     title: str,
     citation: str,
-    statistic: Callable[..., jax.Array],
-    queries: Callable[[Setting], int],
-    grids: Mapping[str, Sequence[Setting]] | None = None,
+    recipe: Callable[[Setting], Recipe],
+    grids: Mapping[str, Sequence[Setting]],
     tiers: tuple[int, ...] = (),
-) -> None:
-    """Register a one-column attack: statistic(eps_fn, schedule, x, draws, setting) -> scores [B]."""
-
-    def run(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Draws, setting: Setting) -> jax.Array:
-        return statistic(eps_fn, schedule, x, draws, setting)[None]
-
-    grids = grids or {profile: grid(t=times) for profile, times in _BASELINE_TIMES.items()}
-    register_attack(Attack(name, title, citation, run, queries, grids, tiers))
-
-
-def _dime_family(
-    name: str,
-    title: str,
-    citation: str,
-    terms: Callable[..., DimeTerms],
-    queries: Callable[[Setting], int],
-    angles: Callable[[NoiseSchedule, Setting], Sequence[float]],
+    angles: Callable[[NoiseSchedule, Setting], Sequence[float]] | None = None,
     standardize: bool = True,
-    tiers: tuple[int, ...] = _TIERS,
 ) -> None:
-    """Register a two-column attack: terms(eps_fn, schedule, x, probes, t, gamma) -> DimeTerms."""
+    """Register an attack that is known by its recipe."""
 
     def run(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Draws, setting: Setting) -> jax.Array:
-        probes = _stack(draws.rademacher, x, setting["q"])
-        return summarize(terms(eps_fn, schedule, x, probes, setting["t"], setting["gamma"]))
+        return run_recipe(recipe(setting), eps_fn, schedule, x, draws)
 
-    grids = {profile: grid(t=_DIME_TIMES[profile], gamma=_GAMMAS[profile]) for profile in _DIME_TIMES}
-    register_attack(Attack(name, title, citation, run, queries, grids, tiers, angles, standardize))
+    def queries(setting: Setting) -> int:
+        return count_queries(recipe(setting))
 
-
-def _level(eps_fn: EpsFn, s: NoiseSchedule, x: jax.Array, draws: Draws, setting: Setting) -> jax.Array:
-    probes = _stack(draws.rademacher, x, setting["q"])
-    return jnp.mean(dime_norms(eps_fn, s, x, probes, setting["t"], setting["gamma"]), axis=0) ** 2
+    register_attack(Attack(name, title, citation, run, queries, grids, tiers, angles, standardize, recipe))
 
 
-def _secmi_queries(setting: Setting) -> int:
-    return len(trajectory_steps(int(setting["t"]), int(setting["k"]))) + 2
+def _one(call: Call, name: str) -> Recipe:
+    """One number of one call is the score."""
+    return Recipe((Reading(call, name),), lambda readings: readings)
+
+
+def _count(setting: Setting) -> range:
+    _validate.check_at_least(setting["q"], 1, "q")
+    return range(int(setting["q"]))
+
+
+def _mean_of_norms(setting: Setting) -> Recipe:
+    calls = [Noisy(int(setting["t"]), index) for index in _count(setting)]
+    return Recipe(tuple(Reading(call, "l4") for call in calls), lambda readings: readings.mean(axis=0)[None])
+
+
+def _norm_of_mean(setting: Setting) -> Recipe:
+    return _one(Noisy(int(setting["t"]), _count(setting)[-1]), "mean_l4")
+
+
+def _secmi(setting: Setting) -> Recipe:
+    _validate.check_at_least(setting["k"], 1, "k")
+    hops = len(trajectory_steps(int(setting["t"]), int(setting["k"])))
+    return _one(Walk(int(setting["k"]), hops + 1), "error")
+
+
+def _probes(setting: Setting) -> list[Probe]:
+    return [Probe(int(setting["t"]), float(setting["gamma"]), index) for index in _count(setting)]
+
+
+def _forward(setting: Setting) -> Recipe:
+    probes = _probes(setting)
+    readings = [Reading(probe, name) for name in DimeTerms._fields for probe in probes]
+    return Recipe(tuple(readings), lambda r: summarize(DimeTerms(r[: len(probes)], r[len(probes) :])))
+
+
+def _central(setting: Setting) -> Recipe:
+    probes = _probes(setting)
+    mirrors = [Mirror(probe.t, probe.gamma, probe.index) for probe in probes]
+    readings = [
+        *(Reading(call, "norm") for call in (*probes, *mirrors)),
+        *(Reading(mirror, "trace") for mirror in mirrors),
+    ]
+
+    def assemble(r: Any) -> Any:
+        plus, minus, trace = r.reshape(3, len(probes), -1)
+        return summarize(DimeTerms((plus + minus) / 2, trace))
+
+    return Recipe(tuple(readings), assemble)
+
+
+def _level(setting: Setting) -> Recipe:
+    probes = _probes(setting)
+    return Recipe(tuple(Reading(probe, "norm") for probe in probes), lambda r: r.mean(axis=0)[None] ** 2)
 
 
 _LOSS = "Matsumoto, Miura, Yanai: Membership inference attacks against diffusion models, 2023"
@@ -110,64 +133,46 @@ _SECMI = "Duan et al.: Are diffusion models vulnerable to membership inference a
 _SIMA = "Rao et al.: Score-based membership inference on diffusion models, 2026"
 _DIME = "Do, Alabi: DIME: Query-efficient framework for membership inference on diffusion models"
 
-_baseline("loss", "Loss", _LOSS, lambda e, s, x, z, c: loss(e, s, x, z.gaussian(0, x), c["t"]), lambda c: 1)
-_baseline("pia_l2", "PIA (l2)", _PIA, lambda e, s, x, z, c: pia(e, s, x, c["t"], p=2), lambda c: 2)
-_baseline("pia_l4", "PIA (l4)", _PIA, lambda e, s, x, z, c: pia(e, s, x, c["t"], p=4), lambda c: 2)
-_baseline("pian", "PIAN (l4)", _PIA, lambda e, s, x, z, c: pia(e, s, x, c["t"], p=4, normalize=True), lambda c: 2)
-_baseline(
-    "secmi",
-    "SecMI_stat",
-    _SECMI,
-    lambda e, s, x, z, c: secmi(e, s, x, int(c["t"]), int(c["k"])),
-    _secmi_queries,
-    {profile: grid(t=times, k=[10]) for profile, times in _BASELINE_TIMES.items()},
-)
-_baseline("sima_l4", "SimA (l4)", _SIMA, lambda e, s, x, z, c: sima(e, s, x, c["t"], p=4), lambda c: 1)
-for _average in ("norms", "vector"):
-    _baseline(
-        f"sima_mc_{_average}",
-        f"SimA-MC (l4, {_average})",
-        _SIMA,
-        lambda e, s, x, z, c, average=_average: sima_mc(
-            e, s, x, _stack(z.gaussian, x, c["q"]), c["t"], average=average
-        ),
-        lambda c: int(c["q"]),
-        tiers=(10, 30),
-    )
-_dime_family("dime", "DIME", _DIME, dime_terms, lambda c: int(c["q"]) + 1, search_angles)
+_BASELINE_GRIDS = {profile: grid(t=times) for profile, times in _BASELINE_TIMES.items()}
+_SECMI_GRIDS = {profile: grid(t=times, k=[10]) for profile, times in _BASELINE_TIMES.items()}
+_DIME_GRIDS = {profile: grid(t=times, gamma=_GAMMAS[profile]) for profile, times in _DIME_TIMES.items()}
+
+_register("loss", "Loss", _LOSS, lambda c: _one(Noisy(int(c["t"]), 0), "loss"), _BASELINE_GRIDS)
+_register("pia_l2", "PIA (l2)", _PIA, lambda c: _one(Proximal(int(c["t"]), False), "l2"), _BASELINE_GRIDS)
+_register("pia_l4", "PIA (l4)", _PIA, lambda c: _one(Proximal(int(c["t"]), False), "l4"), _BASELINE_GRIDS)
+_register("pian", "PIAN (l4)", _PIA, lambda c: _one(Proximal(int(c["t"]), True), "l4"), _BASELINE_GRIDS)
+_register("secmi", "SecMI_stat", _SECMI, _secmi, _SECMI_GRIDS)
+_register("sima_l4", "SimA (l4)", _SIMA, lambda c: _one(Raw(int(c["t"])), "l4"), _BASELINE_GRIDS)
+_register("sima_mc_norms", "SimA-MC (l4, norms)", _SIMA, _mean_of_norms, _BASELINE_GRIDS, tiers=(10, 30))
+_register("sima_mc_vector", "SimA-MC (l4, vector)", _SIMA, _norm_of_mean, _BASELINE_GRIDS, tiers=(10, 30))
+_register("dime", "DIME", _DIME, _forward, _DIME_GRIDS, _TIERS, search_angles)
 # Tiers of 1, 5, 15 central pairs cost 2, 10 and 30 queries: the budgets of the other attacks.
-_dime_family(
+_register(
     "dime_central",
     "DIME central",
     f"{_DIME}; central differences added here",
-    dime_central_terms,
-    lambda c: 2 * int(c["q"]),
+    _central,
+    _DIME_GRIDS,
+    (1, 5, 15),
     search_angles,
-    tiers=(1, 5, 15),
 )
-_dime_family(
+_register(
     "dime_theory",
     "DIME theory weights",
     f"{_DIME}, Eq. M_decomposition",
-    dime_terms,
-    lambda c: int(c["q"]) + 1,
+    _forward,
+    _DIME_GRIDS,
+    _TIERS,
     lambda s, c: [theory_phi(s.sigma(int(c["t"]))).item()],
     standardize=False,
 )
-_baseline(
-    "level_only",
-    "Level only (B²)",
-    f"{_DIME}, ablation",
-    _level,
-    lambda c: int(c["q"]),
-    _REGISTRY["dime"].grids,
-    _TIERS,
-)
-_dime_family(
+_register("level_only", "Level only (B²)", f"{_DIME}, ablation", _level, _DIME_GRIDS, _TIERS)
+_register(
     "crowding_only",
     "Crowding only (V)",
     f"{_DIME}, ablation",
-    dime_terms,
-    lambda c: int(c["q"]) + 1,
+    _forward,
+    _DIME_GRIDS,
+    _TIERS,
     lambda s, c: [-np.pi / 2],
 )

@@ -11,11 +11,15 @@ from dime_jax.denoiser import EpsFn
 from dime_jax.schedule import NoiseSchedule, per_image
 
 
-def ddim_hop(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
-    """One deterministic DDIM step, either way: the clean image that ε_θ(x, t_from) implies, noised to t_to with it."""
-    eps = base.query(eps_fn, x, t_from)
+def ddim_step(schedule: NoiseSchedule, x: jax.Array, eps: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
+    """One deterministic DDIM step, either way: the clean image that eps = ε_θ(x, t_from) implies, noised to t_to."""
     clean = (x - per_image(schedule.sigma(t_from), x) * eps) / per_image(schedule.sqrt_abar(t_from), x)
     return base.noised(schedule, clean, eps, t_to)
+
+
+def ddim_hop(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
+    """The model call and the DDIM step that follows from it."""
+    return ddim_step(schedule, x, base.query(eps_fn, x, t_from), t_from, t_to)
 
 
 def trajectory_steps(t_sec: int, k: int) -> list[int]:

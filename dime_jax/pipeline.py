@@ -1,0 +1,237 @@
+"""Calibrate, then test: the paper's protocol in stages that can be run apart, killed, and repeated without a model.
+
+    RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half
+    RUN/calibration/                score table of the calibration half, over the whole grid      score
+    RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
+    RUN/test/                       score table of the test half, at the frozen settings only     score
+    RUN/results.json                the test half's metrics                                       evaluate
+
+The calibration half chooses everything. The test half is scored after the choice is on disk, and read once.
+"""
+
+import io
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dime_jax import _validate, data, score_table, scoring
+from dime_jax.attacks import DimeStats, get_attack
+from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
+from dime_jax.data import Halves, Split
+from dime_jax.denoiser import Denoiser
+from dime_jax.planning import Job
+from dime_jax.score_table import ScoreTable
+
+SCHEMA_VERSION = 1
+HALVES = Halves._fields
+
+
+def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0) -> pathlib.Path:
+    """Write down what will be run; a directory that holds another run is refused."""
+    directory = pathlib.Path(directory)
+    columns = _columns(halves)
+    for name, column in columns.items():
+        _validate.check_not_empty(column, name)
+    settings = {"seed": seed, "jobs": [[job.attack.name, dict(job.setting)] for job in jobs]}
+    if (directory / "run.json").exists():
+        if _read_json(directory / "run.json") != settings:
+            raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
+        there = _columns(read_halves(directory))
+        if not all(np.array_equal(there[name], column) for name, column in columns.items()):
+            raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **columns)
+    score_table.write_atomically(directory / "halves.npz", buffer.getvalue())
+    _write_json(directory / "run.json", settings)
+    return directory
+
+
+def read_halves(directory: pathlib.Path) -> Halves:
+    """Members and held-out images of each half."""
+    with np.load(directory / "halves.npz", allow_pickle=False) as file:
+        return Halves(*(Split(file[f"{half}_member"], file[f"{half}_heldout"]) for half in HALVES))
+
+
+def score_half(
+    directory: str | os.PathLike[str],
+    half: str,
+    denoiser: Denoiser,
+    source: data.Source,
+    *,
+    transform: data.Transform | None = None,
+    options: scoring.Options | None = None,
+) -> ScoreTable:
+    """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
+
+    A budget in `options` is that of this half.
+    """
+    directory = pathlib.Path(directory)
+    _validate.check_choice(half, HALVES, "half")
+    run = _read_json(directory / "run.json")
+    if half == "test":
+        jobs = [Job(get_attack(frozen.attack), frozen.setting) for frozen in read_calibrations(directory)]
+        calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
+        if denoiser.fingerprint != calibrated:
+            raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
+    else:
+        jobs = _jobs(directory)
+    split = getattr(read_halves(directory), half)
+    # In the order of the source, so that members and held-out images share batches.
+    indices = np.sort(np.concatenate([split.member, split.heldout]))
+    return scoring.score(
+        denoiser,
+        source,
+        jobs,
+        directory / half,
+        indices=indices,
+        transform=transform,
+        seed=run["seed"],
+        options=options,
+    )
+
+
+def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
+    """Freeze every attack at every query tier from the calibration half's table; writes calibration.json."""
+    directory = pathlib.Path(directory)
+    table = score_table.read_table(directory / "calibration")
+    split, schedule = read_halves(directory).calibration, table.schedule
+    rows: dict[tuple[str, Any], list[Job]] = {}
+    for job in _jobs(directory):
+        rows.setdefault((job.attack.name, job.setting.get("q")), []).append(job)
+    frozen = [
+        calibrate(jobs[0].attack, schedule, [job.setting for job in jobs], [_pair(table, job, split) for job in jobs])
+        for jobs in rows.values()
+    ]
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
+    _write_json(directory / "calibration.json", contents)
+    return frozen
+
+
+def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
+    """The frozen attacks of calibration.json."""
+    return [_calibration_from_json(c) for c in _read_json(pathlib.Path(directory) / "calibration.json")["calibrations"]]
+
+
+def evaluate_run(
+    directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
+) -> dict[str, Any]:
+    """The frozen attacks on the test half's table; writes results.json and returns it."""
+    directory = pathlib.Path(directory)
+    table, seed = score_table.read_table(directory / "test"), _read_json(directory / "run.json")["seed"]
+    split = read_halves(directory).test
+    rows, excluded = [], 0
+    for frozen in read_calibrations(directory):
+        job = Job(get_attack(frozen.attack), frozen.setting)
+        pair = _pair(table, job, split)
+        excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
+        outcome = evaluate(frozen, pair, fprs, confidence, seed)
+        rows.append(result_row(outcome, job.queries, job.queries * table.seconds_per_query))
+    calibration = score_table.read_table(directory / "calibration")
+    identity = table.manifest["identity"]
+    warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
+    results = {
+        "schema_version": SCHEMA_VERSION,
+        "results": rows,
+        "fingerprints": {
+            "model": identity["model"],
+            "calibration_data": calibration.manifest["identity"]["data"],
+            "test_data": identity["data"],
+        },
+        "precision": identity["precision"],
+        "seed": seed,
+        "queries_made": calibration.queries_made + table.queries_made,
+        "warnings": warnings if excluded else [],
+    }
+    _write_json(directory / "results.json", results)
+    return results
+
+
+def run(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    source: data.Source,
+    halves: Halves,
+    jobs: Sequence[Job],
+    *,
+    seed: int = 0,
+    transform: data.Transform | None = None,
+    options: scoring.Options | None = None,
+) -> dict[str, Any]:
+    """All stages in their order; every stage that was finished before costs nothing again."""
+    directory = begin(directory, jobs, halves, seed)
+    score_half(directory, "calibration", denoiser, source, transform=transform, options=options)
+    calibrate_run(directory)
+    score_half(directory, "test", denoiser, source, transform=transform, options=options)
+    return evaluate_run(directory)
+
+
+def result_row(outcome: Outcome, queries: int, seconds: float) -> dict[str, Any]:
+    """One row of results.json."""
+    calibration, metrics = outcome.calibration, outcome.metrics
+    phi = {} if calibration.phi is None else {"phi": calibration.phi}
+    return {
+        "attack": calibration.attack,
+        "setting": {**calibration.setting, **phi},
+        "auc": metrics.auc._asdict(),
+        "asr": metrics.asr._asdict(),
+        "tpr_at_1pct_fpr": metrics.tpr_at_fpr[0.01]._asdict(),
+        "attained_fpr": metrics.attained_fpr[0.01],
+        "false_positives": metrics.false_positives[0.01],
+        "at_threshold": {
+            "tau": _finite(calibration.tau),
+            "tpr": outcome.at_threshold.tpr,
+            "fpr": outcome.at_threshold.fpr,
+        },
+        "queries_per_image": queries,
+        "seconds_per_image": seconds,
+    }
+
+
+def _columns(halves: Halves) -> dict[str, np.ndarray]:
+    return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
+
+
+def _jobs(directory: pathlib.Path) -> list[Job]:
+    return [Job(get_attack(name), setting) for name, setting in _read_json(directory / "run.json")["jobs"]]
+
+
+def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
+    """Terms of the images with a finite answer, members and held-out images apart."""
+    terms = table.terms(job)
+    usable = np.all(np.isfinite(terms), axis=0)
+    sides = (terms[:, usable & np.isin(table.index, side)] for side in (split.member, split.heldout))
+    return TermPair(*sides)
+
+
+def _calibration_to_json(calibration: Calibration) -> dict[str, Any]:
+    stats = None if calibration.stats is None else calibration.stats._asdict()
+    return {**calibration._asdict(), "stats": stats, "tau": _finite(calibration.tau)}
+
+
+def _calibration_from_json(contents: dict[str, Any]) -> Calibration:
+    stats = None if contents["stats"] is None else DimeStats(**contents["stats"])
+    tau = -np.inf if contents["tau"] is None else contents["tau"]
+    return Calibration(**{**contents, "stats": stats, "tau": tau})
+
+
+def _finite(tau: float) -> float | None:
+    """JSON has no infinity: None where no threshold beats calling nobody a member."""
+    return tau if np.isfinite(tau) else None
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        before = {"run.json": "start a run", "calibration.json": "calibrate"}.get(path.name, "run the stage before")
+        raise ValueError(f"no {path}: {before} first") from None
+
+
+def _write_json(path: pathlib.Path, contents: Any) -> None:
+    score_table.write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())

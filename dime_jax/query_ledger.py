@@ -1,0 +1,90 @@
+"""The ledger of queries: one number on disk for every query, written before it is asked.
+
+So what a run has spent is known exactly after it was killed, and a budget holds across resumes.
+"""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+_ENTRY = np.dtype("<i4")
+
+
+class Budget(NamedTuple):
+    """The most queries that may be made, over all resumes; None for no bound."""
+
+    total: int | None = None
+    per_image: int | None = None
+
+
+class BudgetExceeded(ValueError):
+    """The next query would go beyond the budget; it was not asked."""
+
+
+class LedgerUnwritable(OSError):
+    """A query could not be entered, so it was not asked."""
+
+
+class Ledger:
+    """The queries of one process of a run, appended to `queries-PROCESS.bin` as positions in the source.
+
+    Args:
+      directory: of the score table.
+      process: whose file to append to.
+      images: number of images in the source.
+      allowance: how many queries this process may still make; None for no bound.
+      per_image: the most queries about one image, those already made included; None for no bound.
+    """
+
+    def __init__(
+        self, directory: pathlib.Path, process: int, images: int, allowance: int | None, per_image: int | None
+    ):
+        self._path = directory / f"queries-{process}.bin"
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (lives as long as the run)
+        whole = self._path.stat().st_size // _ENTRY.itemsize * _ENTRY.itemsize
+        os.truncate(self._path, whole)  # a full disk may have cut the last entry
+        self._spent = spent_per_image(directory, images)
+        self._allowance = allowance
+        self._per_image = per_image
+        self.debited = 0
+
+    def debit(self, index: np.ndarray) -> None:
+        """Enter one query about each of these images, or raise BudgetExceeded and enter none."""
+        if self._allowance is not None and self.debited + len(index) > self._allowance:
+            raise BudgetExceeded(
+                f"the query budget is used up: expected at most {self._allowance} more queries, "
+                f"{self.debited} were made and {len(index)} more are needed"
+            )
+        if self._per_image is not None and np.any(self._spent[index] >= self._per_image):
+            raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
+        entry = np.asarray(index, _ENTRY).tobytes()
+        try:
+            while entry:
+                entry = entry[self._file.write(entry) :]
+        except OSError as error:
+            raise LedgerUnwritable(error.errno, f"cannot write: {error.strerror}", str(self._path)) from None
+        self._spent[index] += 1
+        self.debited += len(index)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def spent_per_image(directory: pathlib.Path, images: int) -> np.ndarray:
+    """Queries made so far about each image of the source [images], by every process and resume."""
+    files = [_read(path) for path in sorted(directory.glob("queries-*.bin"))]
+    return np.bincount(np.concatenate(files), minlength=images) if files else np.zeros(images, np.int64)
+
+
+def queries_made(directory: pathlib.Path) -> int:
+    """All queries made so far."""
+    return sum(path.stat().st_size // _ENTRY.itemsize for path in directory.glob("queries-*.bin"))
+
+
+def _read(path: pathlib.Path) -> np.ndarray:
+    with open(path, "rb") as file:
+        content = file.read()
+    return np.frombuffer(content[: len(content) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)

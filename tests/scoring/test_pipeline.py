@@ -1,0 +1,160 @@
+"""Calibrate, then test, in stages: against the same protocol in memory, and what may and may not influence it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny_model import SHAPE, function, quiet
+
+import dime_jax as dj
+from dime_jax import attacks, calibration, draws, pipeline, planning, score_table
+
+SEED = 3
+JOBS = [
+    *planning.grid_jobs(["loss", "sima_l4"], "quick"),
+    *planning.grid_jobs(["dime", "dime_theory"], "quick", [1], settings=[{"t": 70}]),
+]
+
+
+def members_are_small(x, t):
+    """A model whose responses tell images of small pixel values from others, at late times only."""
+    x = np.asarray(x)
+    return x * np.abs(x).mean(axis=(1, 2, 3), keepdims=True) if t > 100 else np.sign(x)
+
+
+@pytest.fixture(scope="module")
+def source():
+    rng = np.random.default_rng(0)
+    scale = np.where(np.arange(80) < 40, 0.5, 0.7)[:, None, None, None]
+    return dj.data.from_images((scale * rng.uniform(-1, 1, (80, *SHAPE))).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def halves(source):
+    return dj.data.halves(dj.data.Split(np.arange(40), np.arange(40, 80)), source.ids, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def results(directory, source, halves):
+    model = function(members_are_small)
+    return pipeline.run(directory, model, source, halves, JOBS, seed=SEED, options=quiet(micro_batch=16))
+
+
+def test_it_is_the_protocol(results, source, halves):
+    model, z = function(members_are_small), jax.random.key(SEED)
+
+    def pair(job, split):
+        def terms(index):
+            x = np.stack([source[i].image for i in index])
+            batch = draws.Draws(z, draws.id_numbers([source.ids[i] for i in index]))
+            return np.asarray(job.attack.run(model.eps_fn(), model.schedule, x, batch, job.setting))
+
+        return calibration.TermPair(terms(np.sort(split.member)), terms(np.sort(split.heldout)))
+
+    for name in ("sima_l4", "loss", "dime"):
+        jobs = [job for job in JOBS if job.attack.name == name]
+        frozen = calibration.calibrate(
+            jobs[0].attack, model.schedule, [j.setting for j in jobs], [pair(j, halves.calibration) for j in jobs]
+        )
+        outcome = calibration.evaluate(
+            frozen, pair(planning.Job(jobs[0].attack, frozen.setting), halves.test), seed=SEED
+        )
+        assert name != "sima_l4" or frozen.setting["t"] == 120
+        (row,) = [row for row in results["results"] if row["attack"] == name]
+        assert {k: row["setting"][k] for k in frozen.setting} == frozen.setting
+        assert row["auc"]["value"] == pytest.approx(outcome.metrics.auc.value, abs=1e-6)
+        assert row["at_threshold"]["tau"] == pytest.approx(frozen.tau, rel=1e-4)
+
+
+def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
+    table = score_table.read_table(directory / "test")
+    frozen = pipeline.read_calibrations(directory)
+    jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen]
+    assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
+    calibration_queries = planning.make_plan(JOBS, table.schedule).queries_per_image * 40
+    assert (
+        results["queries_made"] == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    )
+    assert {(row["attack"], row["queries_per_image"]) for row in results["results"]} == {
+        ("loss", 1),
+        ("sima_l4", 1),
+        ("dime", 2),
+        ("dime_theory", 2),
+    }
+
+
+def test_stages_repeat_without_a_model(directory, results):
+    before = (directory / "calibration.json").read_bytes()
+    (directory / "calibration.json").unlink()
+    pipeline.calibrate_run(directory)
+    assert (directory / "calibration.json").read_bytes() == before
+    assert pipeline.evaluate_run(directory) == results == json.loads((directory / "results.json").read_text())
+
+
+def test_test_labels_choose_nothing(directory, results, source, halves, tmp_path):
+    member, heldout = halves.test.member, halves.test.heldout
+    swapped = dj.data.Split(np.concatenate([member[:5], heldout[5:]]), np.concatenate([heldout[:5], member[5:]]))
+    pipeline.run(
+        tmp_path,
+        function(members_are_small),
+        source,
+        halves._replace(test=swapped),
+        JOBS,
+        seed=SEED,
+        options=quiet(micro_batch=16),
+    )
+    assert (tmp_path / "calibration.json").read_bytes() == (directory / "calibration.json").read_bytes()
+
+
+def test_a_frozen_threshold_survives_json(directory, results):
+    frozen = pipeline.read_calibrations(directory)[0]._replace(tau=-np.inf)
+    assert pipeline._calibration_from_json(json.loads(json.dumps(pipeline._calibration_to_json(frozen)))) == frozen
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (lambda path: pipeline.calibrate_run(path), "is not a score table"),
+        (lambda path: pipeline.score_half(path, "test", None, None), r"no .*run\.json: start a run first"),
+        (lambda path: pipeline.score_half(path, "both", None, None), "unknown half 'both'; expected one of"),
+        (lambda path: pipeline.evaluate_run(path), "is not a score table"),
+    ],
+)
+def test_stages_out_of_order_say_what_is_missing(tmp_path, stage, message):
+    with pytest.raises(ValueError, match=message) as error:
+        stage(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_another_run_in_the_same_directory_is_refused(directory, results, halves, source):
+    with pytest.raises(ValueError, match="holds a run with another seed"):
+        pipeline.begin(directory, JOBS, halves, seed=SEED + 1)
+    with pytest.raises(ValueError, match="holds a run with other members"):
+        pipeline.begin(directory, JOBS, halves._replace(test=halves.calibration), seed=SEED)
+    with pytest.raises(ValueError, match="was calibrated on model function:mine, this is function:other"):
+        pipeline.score_half(directory, "test", function(name="other"), source)
+
+
+def test_an_empty_side_is_refused(tmp_path, halves):
+    empty = dj.data.Split(np.zeros(0, np.int64), halves.test.heldout)
+    with pytest.raises(ValueError, match="expected at least one row in test_member"):
+        pipeline.begin(tmp_path, JOBS, halves._replace(test=empty))
+
+
+def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
+    many = dj.data.from_images(np.random.default_rng(0).uniform(-1, 1, (400, *SHAPE)).astype(np.float32))
+    cut = dj.data.halves(dj.data.Split(np.arange(200), np.arange(200, 400)), many.ids)
+    victim = many[cut.test.member[0]].image[0, 0, 0]
+
+    def eps(x, t):
+        return np.where(np.asarray(x)[:, :1, :1] == victim, np.nan, members_are_small(x, t))
+
+    jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
+    results = pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
+    assert results["warnings"] == ["1 of 200 test images were left out: unreadable or no finite answer"]

@@ -1,0 +1,109 @@
+"""The plan against counts by hand, and its independence of the order of jobs."""
+
+import random
+
+import pytest
+from tiny_model import SCHEDULE
+
+from dime_jax import attacks, planning
+from dime_jax.attacks import registry
+
+BASELINES = ["loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector"]
+
+
+def plan(*args, **kwargs):
+    return planning.make_plan(planning.grid_jobs(*args, **kwargs), SCHEDULE)
+
+
+@pytest.mark.parametrize(
+    ("names", "shared", "naive"),
+    [
+        # 10 t, 5 gamma, tiers 1 + 10 + 30: one base response per t, one nested set of probes per (t, gamma).
+        (["dime"], 10 * (1 + 5 * 30), 50 * (2 + 11 + 31)),
+        (["dime", "dime_theory", "crowding_only"], 10 * (1 + 5 * 30), 3 * 50 * (2 + 11 + 31)),
+        (["level_only"], 10 * 5 * 30, 50 * (1 + 10 + 30)),
+        (["dime_central"], 10 * 5 * 30, 50 * (2 + 10 + 30)),
+        (["dime", "dime_central"], 10 * (1 + 5 * 30 + 5 * 15), 50 * (44 + 42)),
+        (["loss"], 16, 16),
+        (["loss", "sima_mc_norms", "sima_mc_vector"], 16 * 30, 16 + 2 * 16 * 40),
+        (["pia_l2", "pia_l4"], 1 + 16, 4 * 16),
+        (["pia_l2", "pian"], 1 + 32, 4 * 16),
+        # t_sec 10, 30, ..., 290, 300: the answers at 0, 10, ..., 300; alone, ceil(t_sec / 10) + 1 each.
+        (["secmi"], 31, sum(-(-t // 10) + 1 for t in [*range(10, 300, 20), 300])),
+        (["secmi", "pia_l2"], 31 + 16, sum(-(-t // 10) + 1 for t in [*range(10, 300, 20), 300]) + 32),
+    ],
+)
+def test_queries_are_shared(names, shared, naive):
+    made = plan(names)
+    assert made.queries_per_image == shared
+    assert made.naive_queries_per_image == naive
+
+
+def test_the_response_at_time_zero_is_asked_once():
+    jobs = [
+        planning.Job(attacks.get_attack(name), setting)
+        for name, setting in (("sima_l4", {"t": 0}), ("pia_l2", {"t": 50}), ("secmi", {"t": 20, "k": 10}))
+    ]
+    made = planning.make_plan(jobs, SCHEDULE)
+    assert made.queries_per_image == 1 + 1 + 2
+    assert len(made.units) == 1
+
+
+def test_the_papers_grid_costs_at_most_seven_tenths():
+    made = plan([*BASELINES, "dime"])
+    assert made.queries_per_image <= 0.70 * made.naive_queries_per_image
+
+
+def test_the_order_of_jobs_does_not_matter():
+    jobs = planning.grid_jobs(profile="quick")
+    shuffled = random.Random(0).sample(jobs, len(jobs))
+    first, second = (planning.make_plan(order, SCHEDULE) for order in (jobs, shuffled))
+    assert first.units == second.units
+    assert first.trees == second.trees
+
+
+def test_every_reading_of_every_job_is_kept_once():
+    made = plan(profile="quick")
+    kept = [reading for unit in made.units for reading in unit.readings]
+    assert len(kept) == len(set(kept))
+    assert set(kept) == {reading for job in made.jobs for reading in job.recipe.readings}
+    assert len({unit.name for unit in made.units}) == len(made.units)
+
+
+def test_an_attack_without_recipe_is_a_call_of_its_own(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    mine = attacks.Attack("mine", "Mine", "me", lambda e, s, x, z, c: e(x, 0)[None], lambda c: 7, {"quick": [{"t": 3}]})
+    attacks.register_attack(mine)
+    made = plan(["mine", "loss"], "quick")
+    assert made.queries_per_image == 7 + 3
+    assert "mine(t=3)" in [unit.name for unit in made.units]
+
+
+def test_the_cost_in_one_line():
+    assert plan(["dime"], "quick", [1, 10]).describe(200) == (
+        "12 attack settings, 63 queries per image x 200 images = 12,600 queries; "
+        "one by one they would take 15,600 (0.81x)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "message"),
+    [
+        ("loss", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
+        ("sima_l4", {"t": -1}, "expected 0 <= t < 1000, got t=-1"),
+        ("dime", {"t": 10, "gamma": 0.0, "q": 1}, "expected gamma=0.0 to be finite and > 0"),
+        ("dime", {"t": 10, "gamma": 0.1, "q": 0}, "expected q=0 >= 1"),
+        ("secmi", {"t": 995, "k": 10}, "expected 0 <= the step after t_sec's last < 1000"),
+        ("secmi", {"t": 100, "k": 0}, "expected k=0 >= 1"),
+        ("pia_l2", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_asked(name, setting, message):
+    with pytest.raises(ValueError, match=message) as error:
+        planning.make_plan([planning.Job(attacks.get_attack(name), setting)], SCHEDULE)
+    assert "\n" not in str(error.value)
+
+
+def test_no_jobs_are_refused():
+    with pytest.raises(ValueError, match="expected at least one attack setting to run, got none"):
+        planning.make_plan([], SCHEDULE)
