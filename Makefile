@@ -25,7 +25,7 @@ audit: $(STAMP)  ## audit the example model, print the table
 	$(BIN)/dime-jax audit --output out/audit
 
 test: $(STAMP)  ## fast tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)  ## simulations, coverage, kill-and-resume
 	$(BIN)/python -m pytest -m slow

@@ -5,10 +5,15 @@ import os
 # Four CPU devices, so that sharded code is tested on every machine. Must be set before JAX starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
+import hypothesis
 import jax
 import pytest
 
 import dime_jax as dj
+
+# The same examples in every run, and no time limit on a busy machine.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
