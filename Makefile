@@ -57,7 +57,7 @@ figures: $(STAMP)  ## every figure that needs no accelerator
 	$(BIN)/python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
 
 lock:  ## renew requirements.lock (needs uv)
-	uv pip compile pyproject.toml --extra dev --extra train --extra tfds --python-version 3.11 --universal \
+	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra tfds --python-version 3.11 --universal \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 clean:  ## remove the environment and outputs
