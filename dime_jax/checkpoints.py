@@ -1,7 +1,8 @@
-"""Model directories: orbax parameters + spec.json, written atomically and checked when opened.
+"""Model directories: orbax parameters + spec.json, written atomically and checked when opened; and training states.
 
     MODEL/spec.json    {"format": "dime_jax model", "version": 1, "spec", "fingerprint", "metadata", "files"}
     MODEL/variables/   the network's variables, as an orbax checkpoint
+    STATE/1000/        the training state after 1000 updates, as orbax's Checkpointer lays it out
 
 This is the only module that imports orbax, and only when it is used.
 """
@@ -114,6 +115,60 @@ def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return contents
 
 
+class TrainingCheckpoints:
+    """The states of one training run, as a context manager. A state is there completely or not at all.
+
+    Args:
+      directory: where; made if needed.
+      keep: how many of the latest states stay.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2):
+        from orbax.checkpoint import v1 as ocp
+
+        context = ocp.Context()
+        context.array.saving.use_compression = False  # weights do not compress
+        self._directory = Path(directory).absolute()
+        with _one_line(self._directory, "used for training states"):
+            self._checkpointer = ocp.training.Checkpointer(
+                self._directory,
+                context=context,
+                preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+                cleanup_tmp_directories=True,
+            )
+
+    def __enter__(self) -> "TrainingCheckpoints":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._checkpointer.close()
+        except Exception:  # a failed save, which has been reported when it happened, is raised again here
+            if error[0] is None:
+                raise
+
+    @property
+    def latest_step(self) -> int | None:
+        """The number of updates in the latest state, None if there is none yet."""
+        latest = self._checkpointer.latest
+        return None if latest is None else latest.step
+
+    def save(self, step: int, state: Any, inputs: Any) -> None:
+        """Write the state and the JSON-able position of the input pipeline; returns when they are on disk."""
+        needed, free = _bytes(state), shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise ValueError(f"expected {needed:,} bytes free in {self._directory} for a training state, got {free:,}")
+        with _one_line(self._directory / str(step), "written"):
+            self._checkpointer.save(step, state, custom_metadata={"inputs": inputs}, force=True)
+
+    def restore(self, like: Any) -> tuple[Any, Any]:
+        """The latest state and input position; `like` has the shapes, dtypes and shardings to restore to."""
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
+        with _one_line(self._directory / str(self.latest_step), "read"):
+            state = self._checkpointer.load(abstract_state=shapes)
+            return state, self._checkpointer.metadata().custom_metadata["inputs"]
+
+
 def fingerprint(variables: Any, spec: models.ModelSpec) -> str:
     """SHA-256 over the spec and every variable's name, shape and bytes: changes with anything that changes eps."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode())
@@ -128,6 +183,10 @@ def _file_sizes(directory: Path) -> dict[str, int]:
     """Bytes of every file under a directory. (Orbax finds a truncated file too, but says so in a thousand lines.)"""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def _check_variables(variables: Any, spec: models.ModelSpec) -> None:
@@ -154,6 +213,17 @@ def _find(path: str | os.PathLike[str]) -> Path:
     raise ValueError(
         f"no model directory {str(path)!r}, and no shipped model of that name ({', '.join(names) or 'none'})"
     )
+
+
+@contextlib.contextmanager
+def _one_line(path: Path, done: str) -> Iterator[None]:
+    """Say in one line what orbax and tensorstore raise, in many types and lines, for damaged files and full disks."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        reason = reason if len(reason) <= 300 else f"{reason[:150]} ... {reason[-150:]}"  # the cause is at either end
+        raise ValueError(f"{path} cannot be {done}: {reason}") from None
 
 
 @contextlib.contextmanager
@@ -191,8 +261,6 @@ def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:
         models.param_shapes(spec.architecture),
     )
     path = directory / _VARIABLES
-    try:
+    with _one_line(path, "read"):
         _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read
         return ocp.load(path.absolute(), shapes)
-    except Exception as error:  # orbax and tensorstore raise many types for damaged files
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None

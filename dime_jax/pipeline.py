@@ -13,7 +13,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
         _validate.check_not_empty(column, name)
     settings = {"seed": seed, "jobs": [[job.attack.name, dict(job.setting)] for job in jobs]}
     if (directory / "run.json").exists():
-        if _read_json(directory / "run.json") != settings:
+        if read_json(directory / "run.json") != settings:
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
         there = _columns(read_halves(directory))
         if not all(np.array_equal(there[name], column) for name, column in columns.items()):
@@ -48,7 +48,7 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **columns)
     score_table.write_atomically(directory / "halves.npz", buffer.getvalue())
-    _write_json(directory / "run.json", settings)
+    write_json(directory / "run.json", settings)
     return directory
 
 
@@ -73,17 +73,16 @@ def score_half(
     """
     directory = pathlib.Path(directory)
     _validate.check_choice(half, HALVES, "half")
-    run = _read_json(directory / "run.json")
+    run = read_json(directory / "run.json")
     if half == "test":
-        jobs = [Job(get_attack(frozen.attack), frozen.setting) for frozen in read_calibrations(directory)]
+        jobs = [frozen_job(frozen) for frozen in read_calibrations(directory)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
     else:
         jobs = _jobs(directory)
     split = getattr(read_halves(directory), half)
-    # In the order of the source, so that members and held-out images share batches.
-    indices = np.sort(np.concatenate([split.member, split.heldout]))
+    indices = shuffled(np.concatenate([split.member, split.heldout]), run["seed"])
     return scoring.score(
         denoiser,
         source,
@@ -96,38 +95,68 @@ def score_half(
     )
 
 
+def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
+    """Images of different roles in one random order, for `scoring.score`.
+
+    They then share batches, so that nothing about a batch (its rounding, its hour) tells the roles apart. That is not
+    pedantry: where a term is nearly constant, standardising it turns the rounding of a batch's shape into a score.
+    """
+    return np.random.default_rng(seed).permutation(np.sort(indices))
+
+
 def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     """Freeze every attack at every query tier from the calibration half's table; writes calibration.json."""
     directory = pathlib.Path(directory)
+    frozen = _calibrate_each(directory, lambda job: (job.attack.name, job.setting.get("q")))
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
+    write_json(directory / "calibration.json", contents)
+    return frozen
+
+
+def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
+    """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep."""
+    return _calibrate_each(
+        pathlib.Path(directory), lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t"))
+    )
+
+
+def _calibrate_each(directory: pathlib.Path, key: Callable[[Job], Hashable]) -> list[Calibration]:
+    """One calibration for each group of jobs with the same key, in the order of the grid."""
     table = score_table.read_table(directory / "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
-    rows: dict[tuple[str, Any], list[Job]] = {}
+    rows: dict[Hashable, list[Job]] = {}
     for job in _jobs(directory):
-        rows.setdefault((job.attack.name, job.setting.get("q")), []).append(job)
-    frozen = [
+        rows.setdefault(key(job), []).append(job)
+    return [
         calibrate(jobs[0].attack, schedule, [job.setting for job in jobs], [_pair(table, job, split) for job in jobs])
         for jobs in rows.values()
     ]
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
-    _write_json(directory / "calibration.json", contents)
-    return frozen
 
 
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
-    return [_calibration_from_json(c) for c in _read_json(pathlib.Path(directory) / "calibration.json")["calibrations"]]
+    return [_calibration_from_json(c) for c in read_json(pathlib.Path(directory) / "calibration.json")["calibrations"]]
 
 
 def evaluate_run(
     directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
 ) -> dict[str, Any]:
     """The frozen attacks on the test half's table; writes results.json and returns it."""
+    results = evaluation(directory, fprs, confidence)
+    write_json(pathlib.Path(directory) / "results.json", results)
+    return results
+
+
+def evaluation(
+    directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
+) -> dict[str, Any]:
+    """What `evaluate_run` writes."""
     directory = pathlib.Path(directory)
-    table, seed = score_table.read_table(directory / "test"), _read_json(directory / "run.json")["seed"]
+    table, seed = score_table.read_table(directory / "test"), read_json(directory / "run.json")["seed"]
     split = read_halves(directory).test
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
-        job = Job(get_attack(frozen.attack), frozen.setting)
+        job = frozen_job(frozen)
         pair = _pair(table, job, split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         outcome = evaluate(frozen, pair, fprs, confidence, seed)
@@ -135,7 +164,7 @@ def evaluate_run(
     calibration = score_table.read_table(directory / "calibration")
     identity = table.manifest["identity"]
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
-    results = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "results": rows,
         "fingerprints": {
@@ -148,8 +177,19 @@ def evaluate_run(
         "queries_made": calibration.queries_made + table.queries_made,
         "warnings": warnings if excluded else [],
     }
-    _write_json(directory / "results.json", results)
-    return results
+
+
+def frozen_job(frozen: Calibration) -> Job:
+    """What to ask the model for a frozen attack."""
+    return Job(get_attack(frozen.attack), frozen.setting)
+
+
+def frozen_scores(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -> np.ndarray:
+    """Scores [n] of some images of a table by a frozen attack, lower for members; NaN without a finite answer."""
+    terms = table.terms(frozen_job(frozen))
+    scores = frozen.score(np.where(np.all(np.isfinite(terms), axis=0), terms, np.nan))
+    place = {int(index): row for row, index in enumerate(table.index)}
+    return scores[[place[int(index)] for index in indices]]
 
 
 def run(
@@ -198,7 +238,7 @@ def _columns(halves: Halves) -> dict[str, np.ndarray]:
 
 
 def _jobs(directory: pathlib.Path) -> list[Job]:
-    return [Job(get_attack(name), setting) for name, setting in _read_json(directory / "run.json")["jobs"]]
+    return [Job(get_attack(name), setting) for name, setting in read_json(directory / "run.json")["jobs"]]
 
 
 def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
@@ -225,7 +265,8 @@ def _finite(tau: float) -> float | None:
     return tau if np.isfinite(tau) else None
 
 
-def _read_json(path: pathlib.Path) -> Any:
+def read_json(path: pathlib.Path) -> Any:
+    """A file of the run; if it is not there, the error says which stage comes first."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -233,5 +274,6 @@ def _read_json(path: pathlib.Path) -> Any:
         raise ValueError(f"no {path}: {before} first") from None
 
 
-def _write_json(path: pathlib.Path, contents: Any) -> None:
+def write_json(path: pathlib.Path, contents: Any) -> None:
+    """Write a file of the run, completely or not at all."""
     score_table.write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())

@@ -16,10 +16,17 @@ class QueryProgress:
       total: queries to make.
       silent: show nothing, for all processes but the first.
       clock: seconds, for tests.
+      unit: what is counted, if not queries.
     """
 
-    def __init__(self, total: int, silent: bool = False, clock: Callable[[], float] = time.monotonic):
-        self._total, self._silent, self._clock = total, silent, clock
+    def __init__(
+        self,
+        total: int,
+        silent: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        unit: str = "queries",
+    ):
+        self._total, self._silent, self._clock, self._unit = total, silent, clock, unit
         self._console = rich.console.Console(stderr=True, soft_wrap=True, highlight=False)
         self._done, self._start, self._shown = 0, clock(), clock()
         self._measured_from, self._estimate_due = 0, False
@@ -30,7 +37,7 @@ class QueryProgress:
             columns = (
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn("{task.fields[rate]} queries/s"),
+                rich.progress.TextColumn(f"{{task.fields[rate]}} {self._unit}/s"),
                 rich.progress.TimeRemainingColumn(),
                 rich.progress.TextColumn("{task.description}"),
             )
@@ -53,19 +60,19 @@ class QueryProgress:
         self._start, self._measured_from, self._estimate_due = self._clock(), self._done, True
 
     def advance(self, queries: int, what: str) -> None:
-        """So many more queries were answered, in the setting `what`."""
+        """So many more were done, in the setting `what`."""
         now = self._clock()
         self._done += queries
         rate = (self._done - self._measured_from) / max(now - self._start, 1e-9)
         left = _duration((self._total - self._done) / rate)
         if self._estimate_due:
             self._estimate_due = False
-            self.say(f"measured {rate:,.0f} queries/s: about {left} to go")
+            self.say(f"measured {rate:,.0f} {self._unit}/s: about {left} to go")
         if self._bar is not None:
             self._bar.update(self._task, advance=queries, description=what, rate=f"{rate:,.0f}")
         elif now - self._shown >= PLAIN_SECONDS or self._done == self._total:
             self._shown = now
-            self.say(f"{self._done:,} of {self._total:,} queries, {rate:,.0f}/s, {left} left, {what}")
+            self.say(f"{self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {left} left, {what}")
 
 
 def _duration(seconds: float) -> str:

@@ -1,114 +1,147 @@
 """Attack a model by the paper's protocol: score the calibration half, calibrate, score the test half, evaluate.
 
-    python -m experiments.attack --config=experiments/configs/digits_attack.py --workdir=out/digits_attack
+    python -m experiments.attack --config=experiments/configs/cifar10.py:smoke --workdir=out/cifar10_smoke
 
-An interrupted run continues when it is started again. Start one process per host, or several, with JAX's own
-environment variables for `jax.distributed`, and `--distributed`.
+    WORKDIR/model     the model directory, from `experiments.train` or converted from the config's checkpoint
+    WORKDIR/attack    the run (see `dime_jax.pipeline`), and config.json, from which `experiments.tables` says how to
+                      repeat it
+
+An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
 
+import hashlib
+import json
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 import rich.console
-from absl import app, flags
-from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import checkpoints, data, models, pipeline, planning, scoring
+import checkpoints_convert.convert as conversion
+from dime_jax import checkpoints, data, pipeline, planning, scoring
+from dime_jax.attacks import attack_names
+from dime_jax.attacks.base import grid
 from dime_jax.denoiser import Denoiser
 from dime_jax.ideal import IdealDenoiser
 from dime_jax.query_ledger import Budget
 from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
+from dime_jax.score_table import write_atomically
+from experiments import generated
+from experiments.launch import launch, on_first_process
+from experiments.study import Study, generated_directory, open_study
+
+CONFIG_FILE = "config.json"
+SOURCES = ("data.source", "data.heldout")
+FILES = ("data.split_file", "attack.checkpoint", "attack.model_flags", "attack.model")
 
 
-def tiny_unet(image_shape: tuple[int, int, int]) -> models.ModelSpec:
-    """A U-Net small enough to compile in seconds, for smoke runs."""
-    architecture = models.DdpmUnetSpec(
-        image_channels=image_shape[-1],
-        stem_channels=8,
-        time_features=8,
-        time_channels=16,
-        level_channels=(8,),
-        num_res_blocks=1,
-        attention_levels=(),
-        norm_groups=4,
-    )
-    return models.ModelSpec(architecture=architecture, image_shape=image_shape)
-
-
-def load_model(config: ConfigDict, workdir: pathlib.Path, source: data.Source, members: np.ndarray) -> Denoiser:
-    """The model that `config.attack.model` names.
-
-    "closed_form" is the ideal denoiser of the members; "untrained" a tiny U-Net of random weights, written to the
-    workdir; everything else a model directory or a shipped model.
-    """
-    name = config.attack.model
-    shape = tuple(config.attack.image_shape)
-    if name == "closed_form":
-        transform = data.transform_for(source, shape)
-        return IdealDenoiser(np.stack([transform(source[i].image) for i in members]), linear_schedule())
-    if name == "untrained":
-        directory = workdir / "model"
-        if not directory.exists():
-            spec = tiny_unet(shape)
-            rng = np.random.default_rng(config.seed)
-            variables = jax.tree.map(
-                lambda leaf: 0.1 * rng.normal(size=leaf.shape).astype(np.float32),
-                models.param_shapes(spec.architecture),
-            )
-            checkpoints.save_model(directory, spec, variables)
-        return checkpoints.load_denoiser(directory)
-    return checkpoints.load_denoiser(name)
-
-
-def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
-    """Run or finish the experiment; everything it makes is in `workdir`. Returns results.json."""
-    workdir = pathlib.Path(workdir)
+def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoiser:
+    """The model that `config.attack.model` names (see `configs.attack_section`)."""
     attack = config.attack
-    source = data.open_source(attack.source)
-    if attack.split_file:
-        split = data.read_split(attack.split_file, source)
-    else:
-        split = data.random_split(source, attack.split_size, config.seed)
+    if attack.model == "closed_form":
+        transform = data.transform_for(study.source, tuple(attack.image_shape))
+        members = np.stack([transform(study.source[i].image) for i in study.split.member])
+        return IdealDenoiser(members, linear_schedule())
+    if attack.model == "converted":
+        on_first_process(lambda: convert(config, workdir))
+    if attack.model in ("converted", "trained"):
+        return checkpoints.load_denoiser(workdir / "model")
+    return checkpoints.load_denoiser(attack.model)
+
+
+def convert(config: ConfigDict, workdir: pathlib.Path) -> None:
+    """Convert the config's checkpoint to WORKDIR/model; a model that is there must have come from the same file."""
+    attack, directory = config.attack, generated_directory(workdir)
+    checkpoint = directory / generated.CHECKPOINT if config.data.generate else pathlib.Path(attack.checkpoint)
+    flags = directory / generated.MODEL_FLAGS if config.data.generate else pathlib.Path(attack.model_flags)
+    if checkpoint == pathlib.Path():
+        raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
+    model = workdir / "model"
+    if not model.exists():
+        conversion.convert(checkpoint, model, conversion.Options(model_flags=flags if flags.is_file() else None))
+        return
+    was = checkpoints.read_spec_file(model)["metadata"].get("sha256")
+    with checkpoint.open("rb") as file:
+        now = hashlib.file_digest(file, "sha256").hexdigest()
+    if was != now:
+        raise ValueError(f"{model} was not converted from {checkpoint}: take another workdir, or remove the model")
+
+
+def jobs_of(attack: ConfigDict) -> list[planning.Job]:
+    """Every attack at every setting of its grid, from `config.attack`."""
+    jobs = []
+    for name in attack.names or attack_names():
+        values = attack.grids.get(name, attack.grids.get("all"))
+        settings = grid(**values) if values else None
+        jobs += planning.grid_jobs([name], attack.profile, attack.tiers or None, settings)
+    return jobs
+
+
+def without_places(config: ConfigDict) -> dict[str, Any]:
+    """The config's values for the record: files by their names and sources by their kinds, not where they lie here.
+
+    What they held is told by the fingerprints in the score tables.
+    """
+    values = json.loads(config.to_json())
+    for name in (*SOURCES, *FILES):
+        section, key = name.split(".")
+        place = values[section][key]
+        if name in SOURCES and place.partition(":")[2]:
+            place = f"{place.partition(':')[0]}:DIR"
+        values[section][key] = place.rpartition("/")[2]
+    return values
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> dict[str, Any]:
+    """Run or finish the experiment; everything it makes is in `workdir`. Returns results.json.
+
+    Args:
+      config: with the sections of `configs.attack_section`.
+      workdir: shared by all processes.
+      config_file: where the config came from, "experiments/configs/X.py:variant", for the record.
+    """
+    workdir = pathlib.Path(workdir)
+    directory, attack = workdir / "attack", config.attack
+    study = open_study(config, workdir)
+    jobs = jobs_of(attack)
+    denoiser = load_model(config, workdir, study)
+    transform = data.get_transform(attack.transform, denoiser.image_shape) if attack.transform else None
+    options = scoring.Options(
+        micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
+    )
     halves = data.halves(
-        split,
-        source.ids,
+        study.split,
+        study.source.ids,
         mode=attack.halves,
         seed=config.seed,
+        groups=study.source.identities if attack.halves == "by_id" else None,
         calibration_size=attack.calibration_size,
         test_size=attack.test_size,
     )
-    denoiser = load_model(config, workdir, source, split.member)
-    settings = [{"t": t} for t in attack.timesteps] or None
-    jobs = planning.grid_jobs(attack.names or None, attack.profile, attack.tiers or None, settings)
-    options = scoring.Options(
-        micro_batch=attack.micro_batch,
-        budget=Budget(attack.max_queries, attack.max_queries_per_image),
-    )
-    return pipeline.run(workdir, denoiser, source, halves, jobs, seed=config.seed, options=options)
+
+    def begin() -> None:
+        pipeline.begin(directory, jobs, halves, config.seed)
+        record = {"file": config_file, "config": without_places(config)}
+        write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+
+    # `pipeline.run`, with the stages that write a file for all left to one process.
+    on_first_process(begin)
+    pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
+    on_first_process(lambda: pipeline.calibrate_run(directory))
+    pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
+    on_first_process(lambda: pipeline.evaluate_run(directory))
+    return json.loads((directory / "results.json").read_text())
 
 
-def main(config: ConfigDict, workdir: str) -> None:
+def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
-    results = run(config, workdir)
+    results = run(config, workdir, config_file)
     if jax.process_index() == 0:
         tables.print_results(results, rich.console.Console())
 
 
 if __name__ == "__main__":
-    # Here and not at the top, so that programs and tests can import several experiments: flag names are global.
-    _CONFIG = config_flags.DEFINE_config_file("config", help_string="experiments/configs/digits_attack.py[:smoke]")
-    _WORKDIR = flags.DEFINE_string("workdir", None, "where score tables and results go", required=True)
-    _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "join the other processes of jax.distributed")
-    flags.mark_flag_as_required("config")
-
-    def _main(argv: list[str]) -> None:
-        del argv
-        if _DISTRIBUTED.value:
-            jax.distributed.initialize()
-        main(_CONFIG.value, _WORKDIR.value)
-
-    app.run(_main)
+    launch(main, "experiments/configs/cifar10.py")

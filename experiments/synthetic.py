@@ -18,10 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
-from absl import app, flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 from scipy import stats
 
@@ -30,6 +28,7 @@ from dime_jax import _validate, calibration
 from dime_jax.attacks import dime_norms, get_attack
 from dime_jax.draws import Draws
 from dime_jax.report import figures
+from experiments.launch import launch
 
 Report = Callable[[str], None]
 
@@ -519,16 +518,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     return numbers
 
 
+def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
+    """Run every study of the config."""
+    del config_file
+    run(config, workdir)
+
+
 if __name__ == "__main__":
-    # Flag names are global: defined here, several experiments can be imported into one program.
-    _CONFIG = config_flags.DEFINE_config_file("config", help_string="experiments/configs/synthetic.py[:smoke]")
-    _WORKDIR = flags.DEFINE_string("workdir", None, "where figures (PNG, SVG) and numbers (JSON) go", required=True)
-    flags.mark_flag_as_required("config")
-
-    def main(argv: Sequence[str]) -> None:
-        """Run every study of the config."""
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-        run(_CONFIG.value, _WORKDIR.value)
-
-    app.run(main)
+    launch(main, "experiments/configs/synthetic.py")

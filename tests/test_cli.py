@@ -1,41 +1,114 @@
 import json
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from dime_jax import auditing, cli
+from dime_jax.report import html
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
-def test_the_audit_prints_a_row_per_attack_and_budget_and_writes_results(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(auditing, "CLOSED_FORM_TIMES", (300,))
-    monkeypatch.setattr(auditing, "CLOSED_FORM_TIERS", (1,))
-    assert cli.main(["audit", "--output", str(tmp_path / "audit")]) == 0
-    results = json.loads((tmp_path / "audit" / "results.json").read_text())
-    rows = {(row["attack"], row["queries_per_image"]): row for row in results["results"]}
-    assert len(rows) == len(results["results"])
-    assert ("dime", 2) in rows
-    for row in rows.values():
-        for metric in ("auc", "asr", "tpr_at_1pct_fpr"):
-            assert 0 <= row[metric]["low"] <= row[metric]["value"] <= row[metric]["high"] <= 1
-    # The ideal denoiser memorises: at t = 300 DIME tells its members with certainty to spare.
-    assert rows["dime", 2]["auc"]["low"] > 0.9
-    assert "DIME" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Files of random images, as a user names them: members, heldout and candidates."""
+    directory = tmp_path_factory.mktemp("images")
+    sizes = {"members": 24, "heldout": 26, "candidates": 4}
+    for number, (name, count) in enumerate(sizes.items()):
+        pixels = np.random.default_rng(number).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        np.savez(directory / f"{name}.npz", images=pixels)
+    return {name: str(directory / f"{name}.npz") for name in sizes}
 
 
-def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["audit", "--output", str(tmp_path / "file" / "audit")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.fixture(scope="module")
+def audit_command(images, tmp_path_factory):
+    checkpoint = str(GOLDEN / "ddpm_secmi.pt")
+    arguments = [part for name, file in images.items() for part in (f"--{name}", file)]
+    output = ["--output", str(tmp_path_factory.mktemp("out") / "audit")]
+    return ["audit", "--model", checkpoint, *arguments, *output, "--attacks", "sima_l4", "--quiet"]
 
 
-def test_help_shows_an_example(capsys):
+def test_an_audit_converts_prints_its_answer_and_where_the_report_is(audit_command, capsys):
+    assert cli.main(audit_command) == 0
+    printed = capsys.readouterr().out
+    report = pathlib.Path(audit_command[audit_command.index("--output") + 1]) / "report.html"
+    assert printed.rstrip().endswith(str(report))
+    assert report.is_file()
+    assert "SimA" in printed
+    results = json.loads((report.parent / "results.json").read_text())
+    assert results["headline"]["answer"] in printed
+    assert results["model"]["origin"].startswith("converted from ddpm_secmi.pt, kept in model-")
+    assert "\x1b" not in printed  # no colours when this is not a terminal
+
+
+def test_it_is_not_converted_again_and_prints_json(audit_command, capsys):
+    assert cli.main([*audit_command, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["model"]["origin"].startswith("converted from ddpm_secmi.pt before")
+
+
+def test_the_gate(audit_command, capsys, monkeypatch):
+    monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
+    directory = audit_command[audit_command.index("--output") + 1]
+    assert cli.main(["report", directory, "--fail-if", "sima_l4@1.auc.high <= 1"]) == 1
+    assert capsys.readouterr().err == "dime-jax: the gate failed: sima_l4@1.auc.high <= 1\n"
+    assert cli.main(["report", directory, "--json", "--fail-if", "sima_l4@1.auc.high > 1"]) == 0
+    assert cli.main(["report", directory, "--fail-if", "sima@1.auc.high > 1"]) == 2
+    assert "unknown 'sima@1'" in capsys.readouterr().err
+
+
+def test_a_deletion_is_compared(images, tmp_path, capsys):
+    roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "1", "--quiet"]
+    models = ["--before", str(GOLDEN / "ddpm_secmi.pt"), "--after", str(GOLDEN / "ddpm_secmi.pt")]
+    assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2
+    assert "expected two different models" in capsys.readouterr().err
+
+
+def test_any_failure_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
+    def fails(config):
+        raise RuntimeError("the model\nis away")
+
+    monkeypatch.setattr(auditing, "audit", fails)
+    assert cli.main(["audit", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "dime-jax: RuntimeError: the model is away\n"
+    with pytest.raises(RuntimeError):
+        cli.main(["audit", "--output", str(tmp_path), "--debug"])
+    with pytest.raises(RuntimeError):
+        cli.main(["--debug", "audit", "--output", str(tmp_path)])
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auditing, "audit", interrupted)
+    assert cli.main(["audit", "--output", str(tmp_path)]) == 130
+    assert "the same command again continues" in capsys.readouterr().err
+
+
+COMMANDS = ("audit", "compare", "score", "calibrate", "evaluate", "report", "convert", "models", "models check")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit) as exit_code:
-        cli.main(["audit", "--help"])
+        cli.main([*command.split(), "--help"])
     assert exit_code.value.code == 0
-    assert "example: dime-jax audit" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "example" in printed
+    assert f"dime-jax {command} " in printed.replace("\n", " ")
+
+
+def test_help_is_quick():
+    """It must not import JAX; seconds are not asserted, since machines differ."""
+    script = (
+        "import sys, dime_jax.cli\ntry: dime_jax.cli.main(['--help'])\nexcept SystemExit: print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
 
 
 def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
@@ -58,6 +131,10 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
             "expected either --members and --heldout, or --images",
         ),
         (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
+        (["audit", "--model", "missing"], "no model directory 'missing'"),
+        (["audit", "--level", "2"], "expected 0 < level < 1, got level=2.0"),
+        (["report", "."], "holds no audit: no audit.json in it"),
+        (["compare", "--before", "a", "--after", "b"], "expected candidates"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):

@@ -68,9 +68,12 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def style() -> contextlib.AbstractContextManager[None]:
-    """The package's look, whatever the user's own settings, for figures drawn and saved inside `with style():`."""
-    return matplotlib.style.context(["default", _STYLE])
+def style(**changes: Any) -> contextlib.AbstractContextManager[None]:
+    """The package's look, whatever the user's own settings, for figures drawn and saved inside `with style():`.
+
+    `changes` are matplotlib settings that differ from the house's.
+    """
+    return matplotlib.style.context(["default", _STYLE, changes])
 
 
 def new_figure(

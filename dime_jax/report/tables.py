@@ -1,5 +1,6 @@
 """Result tables for the terminal."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -23,6 +24,18 @@ def print_results(results: dict[str, Any], console: rich.console.Console | None 
             f"{100 * frozen['tpr']:.1f}, {100 * frozen['fpr']:.1f}",
         )
     (console or rich.console.Console()).print(table)
+
+
+def print_headline(headline: Mapping[str, Any], warnings: Sequence[str], console: rich.console.Console) -> None:
+    """Print the answer, what puts it in doubt, and the warnings."""
+    console.print(headline["answer"], style="bold", markup=False, highlight=False)
+    for alarm in headline["alarms"]:
+        console.print(f"Read this first: {alarm}", style="bold red", markup=False, highlight=False)
+    for text in (headline["detail"], headline["candidates"]):
+        if text:
+            console.print(text, markup=False, highlight=False)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
 
 
 def _interval(estimate: dict[str, float]) -> str:

@@ -20,11 +20,12 @@ all of DIME's lead is due to the crowding term.
 
 from ml_collections.config_dict import ConfigDict
 
+from dime_jax import _validate
 
-def get_config(variant: str = "") -> ConfigDict:
+
+def get_config(variant: str = "paper") -> ConfigDict:
     """The paper's panels, or with "smoke" the attack study at a size that takes seconds."""
-    if variant not in ("", "smoke"):
-        raise ValueError(f"unknown variant {variant!r}; expected one of '', smoke")
+    _validate.check_choice(variant, ("paper", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
 

@@ -14,8 +14,8 @@ import safetensors.numpy
 
 from checkpoints_convert import diffusers, guided, torch_file
 from checkpoints_convert.convert import Options, convert, open_checkpoint
+from checkpoints_convert.torch_format import write_zip
 from dime_jax import checkpoints
-from tests.checkpoints_convert.torch_format import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 2e-5  # of the output's standard deviation

@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from tests.checkpoints_convert.test_torch_file import assert_same
-from tests.checkpoints_convert.torch_format import (
+from checkpoints_convert.torch_format import (
     UNTYPED,
     Call,
     Global,
@@ -33,6 +32,7 @@ from tests.checkpoints_convert.torch_format import (
     write_records,
     write_zip,
 )
+from tests.checkpoints_convert.test_torch_file import assert_same
 
 FLOAT = Global("torch", "FloatStorage")
 REBUILD = Global("torch._utils", "_rebuild_tensor_v2")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from tests.checkpoints_convert.torch_format import Call, Global, Parameter, Storage, Streamed, write_legacy, write_zip
+from checkpoints_convert.torch_format import Call, Global, Parameter, Storage, Streamed, write_legacy, write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DTYPES = [

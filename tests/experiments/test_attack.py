@@ -1,17 +1,237 @@
-"""The attack experiment end to end on a model that it makes itself."""
+"""Every config end to end as `:smoke`: generated files, conversion, scoring, calibration, tables and figures."""
 
+import importlib
 import json
+import pathlib
+import socket
+import subprocess
+import sys
 
-from experiments import attack
-from experiments.configs.digits_attack import get_config
+import numpy as np
+import pytest
+from ml_collections.config_dict import ConfigDict
+
+import dime_jax as dj
+from dime_jax import checkpoints, planning, score_table
+from experiments import attack, figures, launch, runs, study, tables
+from experiments.configs.attack_section import attack_section, data_section
+
+STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
+DIALECTS = {"imagenet256": "guided"}
+REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
-def test_smoke_needs_only_a_workdir(tmp_path, capsys):
-    attack.main(get_config("smoke"), str(tmp_path / "new"))
-    results = json.loads((tmp_path / "new" / "results.json").read_text())
-    rows = {(row["attack"], row["queries_per_image"]) for row in results["results"]}
-    assert rows == {("loss", 1), ("pia_l4", 2), ("dime", 2)}
-    # 30 + 30 images: Loss 1, PIA 2, DIME 1 base response and 2 gammas; 40 + 40: 1 + 2 + 2.
-    assert results["queries_made"] == 60 * 6 + 80 * 5
-    assert "dime" in capsys.readouterr().out.lower()
-    assert attack.run(get_config("smoke"), tmp_path / "new") == results  # nothing is asked or measured again
+def get_config(name, *variant):
+    return importlib.import_module(f"experiments.configs.{name}").get_config(*variant)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The workdirs of all smoke runs. The first pays for compiling; those of the same network share it."""
+    workdirs = {}
+    for name in STUDIES:
+        workdirs[name] = tmp_path_factory.mktemp(name)
+        attack.run(get_config(name, "smoke"), workdirs[name], f"experiments/configs/{name}.py:smoke")
+    return workdirs
+
+
+class TestSmoke:
+    @pytest.mark.parametrize("name", STUDIES)
+    def test_from_checkpoint_to_results(self, smoke, name):
+        results = json.loads((smoke[name] / "attack" / "results.json").read_text())
+        costs = {"loss": 1, "pia_l4": 2, "sima_l4": 1, "dime": 2}
+        names = ("loss", "dime") if name == "imagenet256" else tuple(costs)
+        assert {row["attack"]: row["queries_per_image"] for row in results["results"]} == {n: costs[n] for n in names}
+        # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas.
+        once = sum(costs[n] for n in names)
+        assert results["queries_made"] == 8 * (once + 1) + 8 * once
+        metadata = checkpoints.read_spec_file(smoke[name] / "model")["metadata"]
+        assert metadata["dialect"] == DIALECTS.get(name, "secmi")
+        assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
+
+    @pytest.mark.parametrize("name", STUDIES)
+    def test_data_are_read_from_the_published_format(self, smoke, name):
+        manifest = score_table.read_manifest(smoke[name] / "attack" / "test")
+        expected = {"cifar10": "cifar", "cifar100": "cifar", "imagenet256": "fit-16x16x3"}
+        assert manifest["identity"]["transform"] == expected.get(name, name)
+
+    def test_again_costs_nothing(self, smoke):
+        config, workdir = get_config("cifar100", "smoke"), smoke["cifar100"]
+        before = json.loads((workdir / "attack" / "results.json").read_text())
+        assert attack.run(config, workdir, "experiments/configs/cifar100.py:smoke") == before
+
+    def test_tables_and_figures_from_the_runs(self, smoke, tmp_path):
+        directories = [workdir / "attack" for workdir in smoke.values()]
+        made = tables.write_tables(directories, tmp_path / "tables")
+        assert [table.run.study for table in made] == list(STUDIES)
+        assert {path.name for path in (tmp_path / "tables").iterdir()} == {
+            "tables.csv",
+            *(f"{name}_smoke.{suffix}" for name in STUDIES for suffix in ("md", "tex")),
+        }
+        figures.draw_runs([made[0].run], tmp_path / "figures")
+        names = {f"{name}.{suffix}" for name in figures.RUN_FIGURES for suffix in ("png", "svg", "json")}
+        assert {path.name for path in (tmp_path / "figures").iterdir()} == names
+
+    def test_a_model_from_another_checkpoint_is_refused(self, smoke, tmp_path):
+        config = get_config("cifar10", "smoke").unlock()
+        config.data.generate = False
+        config.attack.checkpoint = str(smoke["cifar100"] / "generated" / "checkpoint.pt")
+        attack.convert(config, tmp_path)
+        attack.convert(config, tmp_path)
+        config.attack.checkpoint = str(smoke["imagenet256"] / "generated" / "checkpoint.pt")
+        with pytest.raises(ValueError, match=r"was not converted from .*checkpoint\.pt: take another workdir"):
+            attack.convert(config, tmp_path)
+
+    def test_scrambled_labels_only_as_published(self, smoke):
+        config = get_config("imagenet256", "smoke")
+        opened = study.open_study(config, smoke["imagenet256"])
+        folders = [id.split("/")[-2] for id in opened.source.ids]
+        heldout = opened.split.heldout
+        assert opened.source.labels[heldout].tolist() == [int(folders[i]) for i in heldout]
+        scrambled = config.copy_and_resolve_references().unlock()
+        scrambled.data.heldout_options = get_config("imagenet256", "as_published").data.heldout_options
+        with pytest.warns(UserWarning, match="wrong class labels"):
+            wrong = study.open_study(scrambled, smoke["imagenet256"])
+        # "0", "1", "10", "11", "2" in string order: 10 becomes 2, 11 becomes 3, 2 becomes 4.
+        pairs = {(int(folders[i]), int(wrong.source.labels[i])) for i in wrong.split.heldout}
+        assert pairs == {(0, 0), (1, 1), (10, 2), (11, 3), (2, 4)}
+
+
+class TestConfigs:
+    @pytest.mark.parametrize("name", [*STUDIES, "synthetic"])
+    def test_locked_and_default_is_the_paper(self, name):
+        config = get_config(name)
+        assert config.is_locked
+        assert config.to_json() == get_config(name, "paper").to_json()
+        with pytest.raises(ValueError, match="unknown variant 'tiny'"):
+            get_config(name, "tiny")
+
+    @pytest.mark.parametrize("name", STUDIES)
+    def test_paper_is_the_authors_protocol(self, name):
+        config = get_config(name, "paper")
+        sizes = {"stl10u": (500, 5000), "imagenet256": (1500, 1500)}.get(name, (500, 12_500))
+        assert (config.attack.calibration_size, config.attack.test_size) == sizes
+        assert (config.attack.halves, config.seed) == ("as_published", 2025 if name == "imagenet256" else 0)
+        jobs = attack.jobs_of(config.attack)
+        dime = [job.setting for job in jobs if job.attack.name == "dime"]
+        times = [10, 50, 90, 130, 170, 190] if name == "imagenet256" else list(range(50, 231, 20))
+        assert sorted({s["t"] for s in dime}) == times
+        assert sorted({s["gamma"] for s in dime}) == [0.05, 0.1, 0.2, 0.4, 0.6]
+        assert {s["q"] for s in dime} == {1, 10, 30}
+        assert len(dime) == len(times) * 5 * 3
+        secmi = [(job.setting["t"], job.setting["k"]) for job in jobs if job.attack.name == "secmi"]
+        if name == "imagenet256":
+            assert secmi == [(t, 15) for t in (20, 50, 80, 110, 140, 170, 190)]
+            assert [j.setting["t"] for j in jobs if j.attack.name == "loss"] == list(range(0, 191, 10))
+        else:
+            assert secmi == [(t, 10) for t in (*range(10, 300, 20), 300)]
+        planning.make_plan(jobs, dj.linear_schedule())  # every setting fits the schedule
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "message"),
+        [
+            ("cifar10", {}, r"expected a place after 'cifar10:': give --config\.data\.source=cifar10:DIR"),
+            ("imagenet256", {"source": "digits"}, r"give --config\.data\.heldout=imagenetv2:DIR"),
+            ("cifar10", {"source": "digits"}, r"expected a split file: give --config\.data\.split_file"),
+            ("cifar10", {"split": "halves"}, "unknown config.data.split 'halves'"),
+        ],
+    )
+    def test_missing_places_are_named(self, tmp_path, name, changes, message):
+        config = get_config(name).unlock()
+        config.data.update(changes)
+        with pytest.raises(ValueError, match=message):
+            study.open_study(config, tmp_path)
+
+    def test_missing_checkpoint_is_named(self, tmp_path):
+        with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
+            attack.convert(get_config("cifar10"), tmp_path)
+
+
+def closed_form_config(names=("loss", "sima_l4", "dime"), **changes):
+    config = ConfigDict()
+    config.seed = 0
+    config.data = data_section("digits")
+    config.data.split_size = 100
+    config.attack = attack_section()
+    config.attack.model = "closed_form"
+    config.attack.image_shape = (8, 8, 1)
+    config.attack.names = names
+    config.attack.tiers = (1,)
+    config.attack.grids = ConfigDict({"all": {"t": (300, 400), "gamma": (0.4,)}, "loss": {"t": (250,)}})
+    config.data.update(changes)
+    return config.lock()
+
+
+def test_grids_replace_the_profile_by_attack():
+    jobs = attack.jobs_of(closed_form_config().attack)
+    assert [(job.attack.name, dict(job.setting)) for job in jobs] == [
+        ("loss", {"t": 250}),
+        ("sima_l4", {"t": 300}),
+        ("sima_l4", {"t": 400}),
+        ("dime", {"t": 300, "gamma": 0.4, "q": 1}),
+        ("dime", {"t": 400, "gamma": 0.4, "q": 1}),
+    ]
+
+
+def test_the_closed_form_knows_its_members(tmp_path):
+    (row,) = attack.run(closed_form_config(["dime"]), tmp_path)["results"]
+    assert row["auc"]["value"] > 0.95
+    with pytest.raises(ValueError, match=r"no config experiments/configs/\.py"):
+        runs.read_run(tmp_path / "attack")
+
+
+def test_the_record_holds_no_places():
+    config = get_config("imagenet256").unlock()
+    config.data.source, config.data.heldout = "imagenet:/a/b", "imagenetv2:/c?decode=strict"
+    config.attack.checkpoint = "/d/e.pt"
+    values = attack.without_places(config)
+    assert values["data"]["source"] == "imagenet:DIR"
+    assert values["data"]["heldout"] == "imagenetv2:DIR"
+    assert values["attack"]["checkpoint"] == "e.pt"
+    assert values["attack"]["model"] == "converted"
+    assert attack.without_places(closed_form_config())["data"]["source"] == "digits"
+    assert attack.without_places(get_config("cifar10"))["data"]["source"] == "cifar10:"
+
+
+def test_a_small_study_draws_its_images_once():
+    whole = study.open_study(closed_form_config(), "unused").split
+    small = study.open_study(closed_form_config(max_members=20, max_heldout=30), "unused").split
+    again = study.open_study(closed_form_config(max_members=20, max_heldout=30), "unused").split
+    assert len(small.member) == 20
+    assert len(small.heldout) == 30
+    assert np.isin(small.member, whole.member).all()
+    assert np.isin(small.heldout, whole.heldout).all()
+    np.testing.assert_array_equal(small.member, again.member)
+
+
+def test_first_process_raises_its_own_error():
+    def fail():
+        raise ValueError("disk full")
+
+    with pytest.raises(ValueError, match="disk full"):
+        launch.on_first_process(fail)
+
+
+def start(workdir, process, address):
+    command = [sys.executable, "-m", "experiments.attack", f"--workdir={workdir}"]
+    command += ["--config=experiments/configs/cifar10.py:smoke", "--distributed", f"--coordinator={address}"]
+    command += ["--num_processes=2", f"--process_id={process}", "--config.attack.names=('loss', 'sima_l4')"]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_finish_one_run(smoke, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [start(tmp_path / "w", i, address) for i in range(2)]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert ["SimA" in out for out, _ in outputs] == [True, False]  # the first process prints the table
+    both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke["cifar10"]))
+    assert both["queries_made"] == 16 * 2
+    expected = {row["attack"]: row["auc"] for row in alone["results"]}
+    assert {row["attack"]: row["auc"] for row in both["results"]} == {n: expected[n] for n in ("loss", "sima_l4")}

@@ -1,4 +1,4 @@
-"""Writes files in PyTorch's formats without PyTorch: the test side of `checkpoints_convert.torch_file`.
+"""Writes files in PyTorch's formats without PyTorch, for tests and generated checkpoints: what `torch_file` reads.
 
     write_zip(path, {"weight": array, "step": 3})       # as torch.save does
     write_legacy(path, ...)                             # as before PyTorch 1.6
@@ -44,7 +44,8 @@ class Global(NamedTuple):
     module: str
     name: str
 
-    def __call__(self):
+    def __call__(self) -> None:
+        """Only there because the pickler asks whether it is callable."""
         raise AssertionError("only written, never called")
 
 
@@ -58,7 +59,8 @@ class Call(NamedTuple):
     arguments: Any = ()
     state: Any = None
 
-    def __call__(self):
+    def __call__(self) -> None:
+        """Only there because the pickler asks whether it is callable."""
         raise AssertionError("only written, never called")
 
 
@@ -74,6 +76,8 @@ Stored = dict[str, np.ndarray | Streamed]  # the elements of each storage, by it
 
 
 class Parameter(NamedTuple):
+    """A tensor that PyTorch pickles as torch.nn.Parameter."""
+
     data: Any
 
 
@@ -103,6 +107,7 @@ def write_records(path: str | Path | BinaryIO, records: dict[str, Any], root: st
             size = len(record) if isinstance(record, bytes) else _nbytes(record)
             large = size >= 2**31 - 2**20
             zip64_extra = 20 if large else 0
+            assert archive.fp is not None
             header_end = archive.fp.tell() + 30 + len(info.filename.encode()) + zip64_extra
             padding = -(header_end + 4) % 64
             info.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
@@ -121,6 +126,7 @@ def write_legacy(path: str | Path, tree: Any, protocol: int = 2, extra: Stored |
 
 
 def legacy_blocks(pickled: bytes, stored: Stored, little_endian: bool = True) -> Iterator[bytes]:
+    """The file as PyTorch wrote it before 1.6: headers, the pickle, then each storage by the order of its key."""
     sizes = {"short": 2, "int": 4, "long": 4}
     machine = {"protocol_version": 1001, "little_endian": little_endian, "type_sizes": sizes}
     yield from (pickle.dumps(header, protocol=2) for header in (0x1950A86A20F9469CFC6C, 1001, machine))
@@ -145,7 +151,11 @@ def pickle_tree(
 class _TorchPickler(pickle._Pickler):
     """Pickles arrays as PyTorch pickles tensors. The pure Python pickler lets us write names that do not exist."""
 
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[assignment]
+    proto: int
+    save: Callable[[Any], None]
+    write: Callable[[bytes], Any]
+    memoize: Callable[[Any], None]
 
     def __init__(self, stream: io.BytesIO, protocol: int, legacy: bool, extra: Stored):
         super().__init__(stream, protocol)
@@ -172,7 +182,7 @@ class _TorchPickler(pickle._Pickler):
             return Global("torch._utils", "_rebuild_parameter"), (obj.data, True, OrderedDict())
         if isinstance(obj, np.ndarray | Streamed):
             storage, offset, strides = self.storage_of(obj)
-            arguments = (storage, offset, tuple(obj.shape), strides, False, OrderedDict())
+            arguments: tuple[Any, ...] = (storage, offset, tuple(obj.shape), strides, False, OrderedDict())
             if storage.kind == UNTYPED:
                 dtype = Global("torch", np.dtype(obj.dtype).name)
                 return Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, dtype)
@@ -181,6 +191,8 @@ class _TorchPickler(pickle._Pickler):
 
     def storage_of(self, array: np.ndarray | Streamed) -> tuple[Storage, int, tuple[int, ...]]:
         """The storage of an array, with its offset and strides in it, in elements."""
+        base: Any
+        owner: Any
         if isinstance(array, Streamed):
             base, offset = array, 0
             strides = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(len(array.shape)))

@@ -1,0 +1,96 @@
+"""A training step of the 35.7M-parameter CIFAR-10 U-Net against the same network and optimiser in PyTorch, on the CPU.
+
+    python -m benchmarks.training
+
+A step is: draw t and noise, forward, backward, clip to norm 1, Adam, average the weights. PyTorch runs in channels_last
+with its fused Adam, both in float32 with the same number of threads; runs alternate, so that a change in the machine's
+load meets both. Without PyTorch only our side is timed.
+"""
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.timing import median_seconds
+from dime_jax import models, training
+from dime_jax.schedule import linear_schedule
+from dime_jax.training.inputs import data_mesh, on_devices
+from dime_jax.training.keys import update_keys
+
+BATCH = 16
+ROUNDS = 5
+IMAGE = (32, 32, 3)
+RECIPE = training.Recipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
+
+
+def our_step() -> Callable[[], Any]:
+    """Our step, from images in host memory."""
+    spec = models.ModelSpec(architecture=models.DdpmUnetSpec(), image_shape=IMAGE)
+    method, mesh = training.shuffled_method(RECIPE, BATCH), data_mesh()
+    state = training.initial_state(spec, RECIPE, method.optimizer)
+    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    update = training.make_step(spec, RECIPE, method, mesh)
+    examples = training.Examples(_images(), None, np.ones(BATCH, bool))
+
+    def run() -> Any:
+        nonlocal state
+        state, loss = update(state, on_devices(examples, mesh), update_keys(0, 1))
+        return jax.block_until_ready((state, loss))
+
+    return run
+
+
+def torch_step() -> Callable[[], Any]:
+    """The same step in PyTorch."""
+    import torch
+
+    from benchmarks import torch_unet
+
+    network = torch_unet.Unet().train().to(memory_format=torch.channels_last)
+    average = copy.deepcopy(network).requires_grad_(False)
+    optimizer = torch.optim.Adam(network.parameters(), lr=RECIPE.learning_rate, fused=True)
+    schedule = linear_schedule()
+    scales, sigmas = (torch.from_numpy(np.array(table)) for table in (schedule.sqrt_abar_table, schedule.sigma_table))
+    images = torch.from_numpy(_images()).permute(0, 3, 1, 2)  # channels_last as it is
+
+    def run() -> Any:
+        t = torch.randint(0, len(scales), (BATCH,))
+        noise = torch.randn_like(images)
+        x = scales[t][:, None, None, None] * images + sigmas[t][:, None, None, None] * noise
+        loss = torch.mean((network(x, t) - noise) ** 2)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), RECIPE.clip_norm)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(network.parameters()), 1 - RECIPE.ema_decay)
+        return loss
+
+    return run
+
+
+def _images() -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (BATCH, *IMAGE)).astype(np.float32)
+
+
+def run() -> dict[str, float]:
+    """Time both sides, print them and their ratio; images per second."""
+    sides = {"dime_jax": our_step()}
+    if importlib.util.find_spec("torch"):
+        sides["torch"] = torch_step()
+    rates = {name: BATCH / seconds for name, seconds in median_seconds(sides, ROUNDS).items()}
+    for name, rate in rates.items():
+        print(f"training step, {name}: {rate:.2f} images/s at batch {BATCH}")
+    if "torch" in rates:
+        print(f"training step, dime_jax / torch: {rates['dime_jax'] / rates['torch']:.2f}x (goal 1.0, floor 0.9)")
+    else:
+        print("training step: torch is not installed, nothing to compare with")
+    return rates
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,5 @@
+"""The main job: which images was a model trained on, and how sure is that? (`dj.audit`)"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

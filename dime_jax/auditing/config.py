@@ -1,0 +1,130 @@
+"""What to audit, and how: the settings of `audit`."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dime_jax import _validate, scoring
+from dime_jax.attacks import Setting
+from dime_jax.data import Source
+from dime_jax.denoiser import Denoiser
+
+EXAMPLE = "digits"
+DEFAULT_OPTIONS = scoring.Options()
+
+
+class Profile(NamedTuple):
+    """How much work an audit is: images per class in each half, and query tiers; None for all there are."""
+
+    calibration_size: int | None
+    test_size: int | None
+    queries: tuple[int, ...] | None
+
+
+# A tier of 5 central pairs costs 10 queries, as the other attacks' tier of 10.
+PROFILES = {"quick": Profile(150, 300, (1, 5, 10)), "paper": Profile(500, None, None)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditConfig:
+    """The settings of an audit. Images are source URIs (see `data.open_source`) or Sources.
+
+    Known members and held-out images are named by `members` and `heldout`, or by `images` and a `split` file. Without
+    known members the audit cannot calibrate: it runs DIME with theory weights at `timestep` and `gamma`. With neither,
+    the images are those of the shipped example, for models of its image shape.
+
+    Attributes:
+      output: directory of the audit; one that was interrupted is continued.
+      model: a shipped model's name, a model directory, a checkpoint to convert, or a Denoiser.
+      members: images that the model was trained on.
+      heldout: images that it was not trained on, otherwise like the members.
+      candidates: images to decide about.
+      images: with `split`: the source that the split's indices are about.
+      split: split file of SecMI or dime-mia.
+      labels: CSV file of lines "id,label", for class-conditional models whose images carry no labels.
+      groups: CSV file of lines "id,group": images of one owner, shoot or cluster, which are no independent evidence.
+      attacks: names in the registry; all if None.
+      queries: query tiers; those of the profile if None.
+      profile: "quick" or "paper": grid, sizes and tiers.
+      grid: parameters that replace the grid's, such as [{"t": 70}].
+      calibration_size: at most so many images per class choose the settings; as the profile says if None.
+      test_size: at most so many images per class are tested.
+      decide_with: "attack@queries" that decides about candidates; the best on the calibration half if None.
+      level: the false discovery rate of the verdicts, and the level of the test on the whole set.
+      timestep: of DIME, without known members.
+      gamma: of DIME, without known members.
+      delta: of the bound on differential privacy.
+      randomised: whether a coin decided for every image, before training, if it became a member: only then is the
+        bound on ε an audit of differential privacy.
+      seed: of halves, draws and resampling.
+      options: how to run the queries.
+    """
+
+    output: str | os.PathLike[str]
+    model: str | os.PathLike[str] | Denoiser = EXAMPLE
+    members: str | Source | None = None
+    heldout: str | Source | None = None
+    candidates: str | Source | None = None
+    images: str | Source | None = None
+    split: str | os.PathLike[str] | None = None
+    labels: str | os.PathLike[str] | None = None
+    groups: str | os.PathLike[str] | None = None
+    attacks: Sequence[str] | None = None
+    queries: Sequence[int] | None = None
+    profile: str = "quick"
+    grid: Sequence[Setting] | None = None
+    calibration_size: int | None = None
+    test_size: int | None = None
+    decide_with: str | None = None
+    level: float = 0.05
+    timestep: int = 70
+    gamma: float = 0.1
+    delta: float = 0.0
+    randomised: bool = False
+    seed: int = 0
+    options: scoring.Options = DEFAULT_OPTIONS
+
+    def __post_init__(self) -> None:
+        _validate.check_choice(self.profile, tuple(PROFILES), "profile")
+        if not 0 < self.level < 1:
+            raise ValueError(f"expected 0 < level < 1, got level={self.level}")
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"expected 0 <= delta < 1, got delta={self.delta}")
+        for name in ("calibration_size", "test_size"):
+            if getattr(self, name) is not None:
+                _validate.check_at_least(getattr(self, name), 10, name)
+        if (self.images is None) != (self.split is None):
+            raise ValueError("expected images and split together")
+        if self.images is not None and (self.members is not None or self.heldout is not None):
+            raise ValueError("expected either members and heldout, or images and split")
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The output directory."""
+        return pathlib.Path(self.output)
+
+    def sizes(self) -> Profile:
+        """Sizes and tiers: what was asked for, or the profile's."""
+        profile = PROFILES[self.profile]
+        given = (self.calibration_size, self.test_size, self.queries)
+        return Profile(*(ours if theirs is None else theirs for ours, theirs in zip(profile, given)))  # type: ignore[arg-type]
+
+    def theory_setting(self) -> Setting:
+        """DIME's setting without known members."""
+        return {"t": self.timestep, "gamma": self.gamma, "q": max(self.sizes().queries or (10,))}
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings that someone needs to repeat the audit."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["output"], fields["options"]
+        return {name: _plain(value) for name, value in fields.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Source | Denoiser):
+        return value.name
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

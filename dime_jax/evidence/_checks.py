@@ -1,0 +1,44 @@
+"""Checks on scores, levels and group labels that the rooms of `dime_jax.evidence` share."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dime_jax import _validate
+from dime_jax.data.groups import ALONE
+
+
+def finite_scores(scores: npt.ArrayLike, name: str) -> np.ndarray:
+    """One-dimensional float64, not empty, all finite."""
+    array = numbers(scores, name)
+    _validate.check_finite(array, name)
+    return array
+
+
+def numbers(values: npt.ArrayLike, name: str) -> np.ndarray:
+    """One-dimensional float64, not empty; NaN and infinities are let through."""
+    array = np.asarray(values)
+    _validate.check_shape(array, (None,), name)
+    _validate.check_not_empty(array, name)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"expected numbers in {name}, got type {array.dtype}")
+    return array.astype(np.float64)
+
+
+def fraction(value: float, name: str) -> None:
+    """Require 0 < value < 1."""
+    if not 0 < value < 1:
+        raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
+
+
+def group_index(groups: npt.ArrayLike | None, n: int, name: str) -> np.ndarray:
+    """Group numbers 0, 1, ... of n images from any labels; None, or the label -1, makes an image a group of its own."""
+    if groups is None:
+        return np.arange(n)
+    labels = np.asarray(groups)
+    _validate.check_shape(labels, (n,), name)
+    index = np.unique(labels, return_inverse=True)[1]
+    if labels.dtype.kind in "iu":
+        alone = labels == ALONE
+        index[alone] = index.max() + 1 + np.arange(np.sum(alone))
+        index = np.unique(index, return_inverse=True)[1]
+    return index

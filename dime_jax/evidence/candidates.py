@@ -1,0 +1,120 @@
+"""One image at a time: how surprising is its score among held-out images, and what may be said after many looks."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from dime_jax import _validate
+from dime_jax.evidence import _checks
+
+EVIDENCE = "evidence of membership"
+NO_EVIDENCE = "no evidence"
+CANNOT_TELL = "cannot tell"
+
+# p-values are ratios of integers and levels round numbers: p m / k and level often tie, and rounding must not decide.
+_ROUNDING = 1e-9
+
+
+class Verdicts(NamedTuple):
+    """What may be said about each of m candidates; `rejected` marks the ones with evidence of membership.
+
+    `q_values` [m] are Benjamini-Hochberg adjusted p-values (NaN where p is NaN): q <= level exactly where rejected.
+    `can_decide` is whether any outcome could have been evidence: smallest_p <= level.
+    `candidates_needed` must reach the smallest p together before any of them is evidence; 1 is what one wants.
+    `heldout_needed` held-out images would make it 1.
+    """
+
+    verdict: list[str]
+    q_values: np.ndarray
+    rejected: np.ndarray
+    smallest_p: float
+    can_decide: bool
+    candidates_needed: int
+    heldout_needed: int
+    warnings: list[str]
+
+
+def conformal_p_values(scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> np.ndarray:
+    """p = (1 + #{held-out <= score}) / (n + 1) for each score: how often an image the model never saw is as low.
+
+    If a candidate is exchangeable with the n held-out images and those chose neither attack nor setting, then
+    P(p <= a) <= a for every a, with equality at multiples of 1/(n + 1) when no scores tie. The probability is over
+    both the candidate and the held-out images; given the latter, the rate at a varies with variance a(1 - a)/(n + 2).
+
+    A score that is NaN or infinite says nothing, and its p is NaN. Held-out scores must be finite.
+    """
+    scores = _checks.numbers(scores, "scores")
+    heldout = np.sort(_checks.finite_scores(heldout_scores, "heldout_scores"))
+    p = (1 + np.searchsorted(heldout, scores, "right")) / (heldout.size + 1)
+    return np.where(np.isfinite(scores), p, np.nan)
+
+
+def smallest_p(n_heldout: int) -> float:
+    """The smallest p-value that n held-out images can give, 1/(n + 1)."""
+    _validate.check_at_least(n_heldout, 1, "n_heldout")
+    return 1 / (n_heldout + 1)
+
+
+def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0.05) -> Verdicts:
+    """Three verdicts on m candidates, with the false discovery rate held at `level` by Benjamini-Hochberg.
+
+    verdict                    when                                 meaning
+    "evidence of membership"   rejected by Benjamini-Hochberg       among all such images, at most a share `level` are
+                                                                    expected to be non-members
+    "no evidence"              p > level                            would not be flagged even as the only candidate
+    "cannot tell"              p <= level, but not rejected         would be flagged alone, but may be chance among m
+                               p is NaN                             the score is unusable
+                               smallest_p > level                   no score whatever could have been flagged
+
+    "No evidence" is not evidence of absence. Conformal p-values that share held-out images depend positively on each
+    other (PRDS), under which Benjamini-Hochberg still holds its level (Bates et al. 2023). A NaN counts as
+    a test with p = 1: the level then holds whatever made the score fail.
+
+    k candidates are rejected together when all have p <= k level/m. So a lone member is found only if
+    smallest_p <= level/m; otherwise at least ⌈m smallest_p / level⌉ candidates must reach the smallest p, and a
+    warning says so. `n_heldout` is the number of held-out scores behind the p-values.
+    """
+    p_values = _checks.numbers(p_values, "p_values")
+    _checks.fraction(level, "level")
+    least = smallest_p(n_heldout)
+    usable = ~np.isnan(p_values)
+    outside = usable & ((p_values < least * (1 - _ROUNDING)) | (p_values > 1))
+    if np.any(outside):
+        raise ValueError(
+            f"expected p_values in [1/(n_heldout + 1), 1] = [{least:.3g}, 1], got p={p_values[outside][0]:.3g}"
+        )
+    m = p_values.size
+    q_values = stats.false_discovery_control(np.where(usable, p_values, 1.0))
+    rejected = usable & (q_values <= level * (1 + _ROUNDING))
+    can_decide = least <= level * (1 + _ROUNDING)
+    unclear = ~rejected & (p_values <= level * (1 + _ROUNDING)) | ~usable | (not can_decide)
+    needed = max(1, math.ceil(m * least / level * (1 - _ROUNDING)))
+    heldout_needed = math.ceil(m / level * (1 - _ROUNDING)) - 1
+
+    warnings = []
+    if not can_decide:
+        warnings.append(
+            f"{n_heldout} held-out images give no p-value below {least:.3g}, so nothing can be decided at level "
+            f"{level}: take {heldout_needed}"
+        )
+    elif needed > 1:
+        warnings.append(
+            f"the smallest attainable p {least:.3g} exceeds level/m = {level / m:.3g}: evidence needs {needed} of {m} "
+            f"candidates at that p together, and a lone member cannot be found; take {heldout_needed} held-out images"
+        )
+    if not np.all(usable):
+        warnings.append(f"{int(np.sum(~usable))} of {m} candidates have no usable score")
+    verdict = np.select([rejected, unclear], [EVIDENCE, CANNOT_TELL], NO_EVIDENCE)
+    return Verdicts(
+        verdict=verdict.tolist(),
+        q_values=np.where(usable, q_values, np.nan),
+        rejected=rejected,
+        smallest_p=least,
+        can_decide=can_decide,
+        candidates_needed=needed,
+        heldout_needed=heldout_needed,
+        warnings=warnings,
+    )

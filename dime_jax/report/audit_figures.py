@@ -1,0 +1,337 @@
+"""The figures of an audit, each from its record and results; one attack is told from the rest by the accent colour."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dime_jax import evidence, metrics, pipeline
+from dime_jax.attacks import get_attack
+from dime_jax.auditing.record import Record, best_calibrated, label
+from dime_jax.calibration import Calibration
+from dime_jax.report import figures
+
+INK, MUTED, RULE = "#1f2328", "#8b949e", "#e3e6ea"
+ACCENT, SECOND = figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
+
+_WIDTH, _HEIGHT = 4.7, 3.3
+_MOST_POINTS = 1500  # of a side in a scatter plot
+_BINS = 40
+_REFERENCE_EPSILONS = (1.0, 4.0)
+
+
+class AuditFigure(NamedTuple):
+    """A figure, what it shows in one line, how to read it, and what someone who cannot see it should know."""
+
+    name: str
+    figure: Figure
+    title: str
+    caption: str
+    alt: str
+
+
+def draw_all(record: Record, results: Mapping[str, Any]) -> list[AuditFigure]:
+    """Every figure that the record allows, drawn in the package's style."""
+    drawings: Sequence[Callable[[Record, Mapping[str, Any]], AuditFigure | None]] = (
+        (draw_roc, draw_scores, draw_budget, draw_timesteps, draw_terms, draw_p_values)
+        if record.members_known
+        else (draw_scores, draw_p_values)
+    )
+    with audit_style():
+        found = [draw(record, results) for draw in drawings]
+    return [figure for figure in found if figure is not None]
+
+
+def audit_style() -> Any:
+    """The package's style, with text kept as text in SVG files and the colours that the page knows."""
+    colors = {"axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "grid.color": RULE}
+    ticks = {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
+    return figures.style(**colors, **ticks, **{"svg.fonttype": "none"})
+
+
+def draw_roc(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+    """Log-log ROC of every attack, and what differential privacy would allow."""
+    figure, axes = _new()
+    highlighted = _highlighted(record)
+    size = len(record.split.heldout)
+    left = 0.5 / size
+    for frozen in _largest_tiers(record):
+        scores = record.scores(frozen).finite()
+        curve = metrics.roc_curve(*scores)
+        # A logarithmic axis has no place for 0: the curve starts at the left edge with what no false alarm costs.
+        seen = np.append(curve.fpr[1:] > 0, True) & (curve.tpr > 0)
+        drawn = _line_style(frozen, highlighted)
+        axes.plot(np.maximum(curve.fpr[seen], left), curve.tpr[seen], drawstyle="steps-post", **drawn)
+    grid = np.geomspace(left, 1, 200)
+    bound = results["epsilon_lower_bound"]
+    for epsilon in _REFERENCE_EPSILONS:
+        axes.plot(grid, evidence.dp_tpr_bound(grid, epsilon, bound["delta"]), color=MUTED, lw=0.7, ls=(0, (1, 2)))
+        height = evidence.dp_tpr_bound(np.array([left]), epsilon, bound["delta"])[0]
+        axes.annotate(
+            f"ε = {epsilon:g} allows", (left, height), (2, 3), textcoords="offset points", color=MUTED, size=6.5
+        )
+    axes.plot(grid, grid, color=MUTED, lw=0.7)
+    axes.annotate("chance", (left, left), (2, 3), textcoords="offset points", color=MUTED, size=6.5)
+    axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.05))
+    axes.set(xlabel="false alarms (FPR)", ylabel="members found (TPR)")
+    axes.axvline(0.01, color=MUTED, lw=0.7)
+    axes.legend(loc="lower right")
+    row = next(row for row in results["results"] if _is(row, record.decider))
+    return AuditFigure(
+        "roc",
+        figure,
+        "How many members are found, at how many false alarms",
+        f"Both axes are logarithmic. Dotted: the most that a training run with (ε, δ = {bound['delta']:g})-"
+        "differential privacy would allow, TPR ≤ e^ε FPR + δ. The vertical line marks 1 % false alarms.",
+        f"ROC curves. {_title(record.decider)} finds {100 * row['tpr_at_1pct_fpr']['value']:.1f} per cent of members "
+        "at 1 per cent false alarms.",
+    )
+
+
+def draw_scores(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+    """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
+    figure, axes = _new()
+    scores = record.scores(record.decider).finite()
+    candidates, _ = record.candidate_scores()
+    candidates = candidates[np.isfinite(candidates)]
+    every = np.concatenate([*scores, candidates])
+    low, high = np.quantile(every, [0.0, 0.995])
+    bins = np.linspace(low, high, _BINS + 1).tolist()
+    for side, color, name in ((scores.heldout, MUTED, "held-out"), (scores.member, ACCENT, "members")):
+        if side.size:
+            weights = np.full(side.size, 100 / side.size)
+            axes.hist(np.clip(side, low, high), bins, weights=weights, color=color, alpha=0.25)
+            axes.hist(np.clip(side, low, high), bins, weights=weights, color=color, histtype="step", lw=1.2, label=name)
+    if candidates.size:
+        axes.plot(
+            np.clip(candidates, low, high),
+            np.full(candidates.size, -0.035),
+            "|",
+            color=INK,
+            ms=6,
+            mew=0.7,
+            clip_on=False,
+            transform=axes.get_xaxis_transform(),
+            label="candidates",
+        )
+        axes.tick_params(axis="x", pad=9)
+    if np.isfinite(record.decider.tau):
+        axes.axvline(record.decider.tau, color=INK, lw=0.8, ls=(0, (4, 2)), label="threshold τ")
+    axes.set(xlabel="score (lower = more like a training image)", ylabel="share of images, %")
+    axes.legend(loc="upper right")
+    return AuditFigure(
+        "scores",
+        figure,
+        "The scores behind the verdicts",
+        f"{_title(record.decider)}. The threshold was frozen on the calibration half; verdicts on candidates do not "
+        "use it, they use the rank among the held-out scores."
+        if record.members_known
+        else f"{_title(record.decider)} with theory weights. Verdicts use the rank among the held-out scores.",
+        "Histograms of scores. Members lie to the left of held-out images where the attack works.",
+    )
+
+
+def draw_budget(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+    """AUC against queries per image, tiers of one attack joined, with intervals."""
+    figure, axes = _new()
+    highlighted = _highlighted(record)
+    for name in dict.fromkeys(row["attack"] for row in results["results"]):
+        rows = sorted(
+            (row for row in results["results"] if row["attack"] == name), key=lambda row: row["queries_per_image"]
+        )
+        frozen = next(one for one in record.calibrations if one.attack == name)
+        drawn = _line_style(frozen, highlighted, by_attack=True)
+        x = np.array([row["queries_per_image"] for row in rows], float)
+        value, low, high = (100 * np.array([row["auc"][key] for row in rows]) for key in ("value", "low", "high"))
+        drawn["marker"] = "o"
+        axes.errorbar(x * _nudge(name), value, [value - low, high - value], elinewidth=0.7, capsize=0, **drawn)
+    axes.set(xscale="log", xlabel="queries per image", ylabel="AUC on the test half, %")
+    most = max(row["queries_per_image"] for row in results["results"])
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= most]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.axhline(50, color=MUTED, lw=0.7)
+    figures.legend_below(figure, axes)
+    return AuditFigure(
+        "budget",
+        figure,
+        "What more queries buy",
+        "Every attack at every tier with its 95 % interval; points at the same budget are moved apart a little. "
+        "The line at 50 % is chance.",
+        "AUC against the number of queries per image, one line for each attack.",
+    )
+
+
+def draw_timesteps(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+    """Calibration AUC over timesteps, each at its best step size and angle."""
+    found: dict[str, list[Calibration]] = {}
+    tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
+    for one in pipeline.calibrations_by_timestep(record.directory):
+        if "t" in one.setting and one.setting.get("q") == tier[one.attack]:
+            found.setdefault(one.attack, []).append(one)
+    if max(map(len, found.values()), default=0) < 2:
+        return None
+    figure, axes = _new()
+    highlighted = _highlighted(record)
+    for points in found.values():
+        t = [one.setting["t"] for one in points]
+        drawn = _line_style(points[0], highlighted, by_attack=True)
+        axes.plot(t, [100 * one.auc for one in points], marker="o", **drawn)
+    axes.axhline(50, color=MUTED, lw=0.7)
+    axes.set(xlabel="timestep t", ylabel="AUC on the calibration half, %")
+    figures.legend_below(figure, axes)
+    return AuditFigure(
+        "timesteps",
+        figure,
+        "How much the choice of timestep matters",
+        "AUC on the calibration half, which chose the timestep, at the best step size and angle for each; a little "
+        "optimistic for that reason.",
+        "Calibration AUC over timesteps, one line for each attack.",
+    )
+
+
+def draw_terms(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+    """B̂² against V̂ of DIME at its largest tier, in calibration standard deviations, with direction and threshold."""
+    runs = [one for one in record.calibrations if one.attack == "dime"]
+    if not runs:
+        return None
+    frozen = max(runs, key=lambda one: pipeline.frozen_job(one).queries)
+    assert frozen.stats is not None
+    assert frozen.phi is not None
+    terms = record.reference.terms(pipeline.frozen_job(frozen))
+    level = (terms[0] - frozen.stats.mean_sq) / frozen.stats.std_sq
+    trace = (terms[1] - frozen.stats.mean_trace) / frozen.stats.std_trace
+    figure, axes = _new()
+    for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):
+        chosen = np.isin(record.reference.index, side[:: max(1, len(side) // _MOST_POINTS)])
+        axes.plot(level[chosen], trace[chosen], "o", color=color, ms=2.2, alpha=0.55, mew=0, label=name)
+    finite = np.isfinite(level) & np.isfinite(trace)
+    span = [np.quantile(column[finite], [0.002, 0.998]) for column in (level, trace)]
+    margin = [0.15 * (high - low) for low, high in span]
+    axes.set_xlim(span[0][0] - margin[0], span[0][1] + margin[0])
+    axes.set_ylim(span[1][0] - margin[1], span[1][1] + margin[1])
+    direction = -np.array([np.cos(frozen.phi), np.sin(frozen.phi)])
+    if np.isfinite(frozen.tau):
+        _add_threshold(axes, frozen.phi, frozen.tau)
+    centre = np.array([np.mean(limits) for limits in (axes.get_xlim(), axes.get_ylim())])
+    length = 0.25 * min(np.diff(axes.get_xlim())[0], np.diff(axes.get_ylim())[0])
+    axes.annotate(
+        "", tuple(centre + length * direction), tuple(centre), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2}
+    )
+    axes.set(xlabel="B̂², how far the reconstruction lies (sd)", ylabel="V̂, falls with crowding (sd)")
+    axes.legend(loc="best", markerscale=2)
+    return AuditFigure(
+        "terms",
+        figure,
+        "The two things DIME measures",
+        f"{_title(frozen)}: bias B̂² and trace V̂ of each test image, in standard deviations of the calibration half. "
+        f"The arrow is the calibrated direction towards “member” (φ = {np.degrees(frozen.phi):.0f}°), the dashed line "
+        "the frozen threshold.",
+        "Scatter plot of DIME's two terms for members and held-out images, with the calibrated direction.",
+    )
+
+
+def draw_p_values(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+    """The candidates' p-values in rising order, and the line below which they are evidence."""
+    found = results["candidates"]
+    if found is None:
+        return None
+    scores, heldout = record.candidate_scores()
+    p = np.sort(evidence.conformal_p_values(scores[np.isfinite(scores)], heldout))
+    figure, axes = _new()
+    rank = np.arange(1, found["count"] + 1)
+    axes.plot(
+        rank, found["level"] * rank / found["count"], color=INK, lw=0.8, ls=(0, (4, 2)), label="Benjamini–Hochberg"
+    )
+    axes.plot(rank, rank / (found["count"] + 1), color=MUTED, lw=0.8, label="if none were a member")
+    axes.plot(rank[: p.size], p, "o", color=ACCENT, ms=3, mew=0, label="candidates")
+    axes.axhline(found["smallest_p"], color=MUTED, lw=0.7, ls=(0, (1, 2)))
+    place = (found["count"], found["smallest_p"])
+    axes.annotate("smallest p possible", place, (0, 3), ha="right", color=MUTED, size=6.5, textcoords="offset points")
+    axes.set(yscale="log", xlabel="candidates, from the smallest p-value", ylabel="p-value")
+    figures.legend_below(figure, axes)
+    return AuditFigure(
+        "p_values",
+        figure,
+        "How surprising the candidates are",
+        "Candidates up to the last one below the dashed line show evidence of membership. Along the grey line lie "
+        "candidates that the model never saw.",
+        f"{found['evidence']} of {found['count']} candidates show evidence of membership.",
+    )
+
+
+def draw_change(candidates: Sequence[Mapping[str, Any]], p_cutoff: float) -> AuditFigure:
+    """Every candidate's p-value before and after a deletion."""
+    figure, axes = _new()
+    pairs = [
+        (row["p_before"], row["p_after"], row["flagged_before"]) for row in candidates if row["p_before"] is not None
+    ]
+    for before, after, flagged in pairs:
+        color = ACCENT if flagged else MUTED
+        axes.plot([0, 1], [before, after], "o-", color=color, lw=0.9, ms=3, alpha=0.8, zorder=3 if flagged else 2)
+    if p_cutoff > 0:
+        axes.axhline(p_cutoff, color=INK, lw=0.8, ls=(0, (4, 2)))
+        axes.annotate("frozen cutoff", (0.5, p_cutoff), (0, 3), ha="center", size=6.5, textcoords="offset points")
+    axes.set(yscale="log", xlim=(-0.15, 1.15), ylabel="p-value among held-out images")
+    axes.set_xticks([0, 1], ["before", "after"])
+    return AuditFigure(
+        "change",
+        figure,
+        "Each candidate, before and after",
+        "A p-value near 1 is an image that looks less like a training image than almost any held-out image; low ones "
+        "look like training images. Coloured lines were flagged before.",
+        "p-values of the candidates before and after the deletion, joined by lines.",
+    )
+
+
+def _add_threshold(axes: Axes, phi: float, tau: float) -> None:
+    """The line cos φ x + sin φ y = τ."""
+    point = tau * np.array([np.cos(phi), np.sin(phi)])
+    axes.axline(tuple(point), (point[0] - np.sin(phi), point[1] + np.cos(phi)), color=INK, lw=0.8, ls=(0, (4, 2)))
+
+
+def _new() -> tuple[Figure, Axes]:
+    figure, axes = figures.new_figure(1, 1, _HEIGHT, _WIDTH)
+    return figure, axes[0, 0]
+
+
+def _highlighted(record: Record) -> dict[str, str]:
+    """Colours of the two attacks that stand out: the one that decides, and DIME or, beside DIME, the best baseline."""
+    second = [one for one in record.calibrations if (one.attack == "dime") != (record.decider.attack == "dime")]
+    if record.decider.attack != "dime":
+        second = [one for one in record.calibrations if one.attack == "dime"]
+    colors = {} if not second else {best_calibrated(second).attack: SECOND}
+    return colors | {record.decider.attack: ACCENT}
+
+
+def _largest_tiers(record: Record) -> list[Calibration]:
+    """Each attack once, at its largest budget."""
+    largest: dict[str, Calibration] = {}
+    for frozen in record.calibrations:
+        largest[frozen.attack] = max(
+            frozen, largest.get(frozen.attack, frozen), key=lambda one: pipeline.frozen_job(one).queries
+        )
+    return list(largest.values())
+
+
+def _line_style(frozen: Calibration, highlighted: Mapping[str, str], by_attack: bool = False) -> dict[str, Any]:
+    if frozen.attack not in highlighted:
+        return {"color": MUTED, "lw": 0.8, "alpha": 0.6, "zorder": 2}
+    name = get_attack(frozen.attack).title if by_attack else _title(frozen)
+    return {"color": highlighted[frozen.attack], "lw": 1.8, "label": name, "zorder": 3}
+
+
+def _nudge(name: str) -> float:
+    """A factor near 1, fixed for each attack, that keeps points at one budget apart."""
+    return 1 + 0.012 * (sum(name.encode()) % 9 - 4)
+
+
+def _title(frozen: Calibration) -> str:
+    return f"{get_attack(frozen.attack).title} ({pipeline.frozen_job(frozen).queries})"
+
+
+def _is(row: Mapping[str, Any], frozen: Calibration) -> bool:
+    return f"{row['attack']}@{row['queries_per_image']}" == label(frozen)

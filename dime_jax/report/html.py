@@ -1,0 +1,175 @@
+"""report.html: one page, one file, nothing fetched from outside.
+
+The page is a Jinja template with autoescaping on, so that ids and file names stay text whatever they hold. Its
+content security policy allows inline styles, data-URI images and exactly one script, by its hash.
+"""
+
+import base64
+import hashlib
+import importlib.resources
+import io
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+import markupsafe
+import numpy as np
+from PIL import Image
+
+from dime_jax import score_table
+from dime_jax.attacks import get_attack
+from dime_jax.auditing.findings import DIME, Findings
+from dime_jax.auditing.record import Record
+from dime_jax.report import audit_figures, figures, wording
+
+MOST_ROWS = 500  # candidates on the page; candidates.csv has all
+
+_COLORS = {
+    audit_figures.INK: "var(--ink)",
+    audit_figures.MUTED: "var(--muted)",
+    audit_figures.RULE: "var(--rule)",
+    audit_figures.ACCENT: "var(--accent)",
+    audit_figures.SECOND: "var(--second)",
+    "#ffffff": "var(--paper)",
+}
+
+
+def write_report(record: Record, findings: Findings) -> pathlib.Path:
+    """Draw the figures of an audit as figures/*.png and *.svg, and write report.html with them in it."""
+    drawn = audit_figures.draw_all(record, findings.results)
+    page = render(
+        "audit.html",
+        results=findings.results,
+        row=wording.deciding_row(findings.results) if findings.results["results"] else None,
+        candidates=_candidate_rows(record, findings.candidates),
+        hidden=max(0, len(findings.candidates) - MOST_ROWS),
+        figures=_save_figures(drawn, record.directory / "figures"),
+        gallery=_gallery(record),
+        dime=DIME,
+        floor=40 if min((row["auc"]["low"] for row in findings.results["results"]), default=1.0) >= 0.4 else 0,
+    )
+    path = record.directory / "report.html"
+    score_table.write_atomically(path, page.encode())
+    return path
+
+
+def write_comparison(
+    directory: pathlib.Path, results: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]
+) -> pathlib.Path:
+    """Draw the figure of a deletion check, and write its report.html."""
+    with audit_figures.audit_style():
+        drawn = audit_figures.draw_change(candidates, results["p_cutoff"])
+    page = render(
+        "compare.html",
+        results=results,
+        candidates=sorted(candidates, key=lambda row: row["p_before"] or 2)[:MOST_ROWS],
+        hidden=max(0, len(candidates) - MOST_ROWS),
+        figures=_save_figures([drawn], directory / "figures"),
+    )
+    path = directory / "report.html"
+    score_table.write_atomically(path, page.encode())
+    return path
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from one of the templates beside this module."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dime_jax.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    words: dict[str, Callable[..., str]] = {
+        "percent": wording.percent,
+        "interval": wording.interval,
+        "points": wording.points,
+        "p_text": wording.p_text,
+    }
+    environment.filters.update({name: _unbroken_words(function) for name, function in words.items()})
+    environment.filters.update(number=_number, unbroken=_unbroken)
+    environment.globals.update(
+        attack_title=lambda name: get_attack(name).title, attack_citation=lambda name: get_attack(name).citation
+    )
+    script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
+    style = (importlib.resources.files("dime_jax.report") / "page.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(
+        script=markupsafe.Markup(script), script_hash=digest, style=markupsafe.Markup(style), **values
+    )
+
+
+def inline_svg(svg: str, name: str, alt: str) -> markupsafe.Markup:
+    """An SVG file as part of a page: its colours follow the page's, and its ids are its own.
+
+    `svg` must be ours; `alt` may be anything.
+    """
+    view_box = re.search(r'viewBox="[-\d. ]+"', svg)
+    assert view_box is not None
+    body = svg[svg.index(">", view_box.end()) + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r"(font: [\d.]+px) [^;\"]*", r"\g<1> var(--sans)", body)
+    for color, variable in _COLORS.items():
+        body = body.replace(color.lower(), variable)
+    head = markupsafe.Markup('<svg {} role="img" aria-label="{}">').format(markupsafe.Markup(view_box.group()), alt)
+    return head + markupsafe.Markup(body)
+
+
+def picture_uri(pixels: np.ndarray) -> str:
+    """A PNG data URI of an image uint8 [H, W, 3]."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _save_figures(drawn: Sequence[audit_figures.AuditFigure], directory: pathlib.Path) -> list[dict[str, Any]]:
+    directory.mkdir(exist_ok=True)
+    shown = []
+    with audit_figures.audit_style():
+        for one in drawn:
+            _, svg = figures.save_figure(one.figure, directory, one.name)
+            text = svg.read_text(encoding="utf-8")
+            shown.append({**one._asdict(), "svg": inline_svg(text, one.name, one.alt)})
+    return shown
+
+
+def _candidate_rows(record: Record, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Candidates with their thumbnails, most member-like first."""
+    thumbnails = _thumbnails(record)
+    indices = record.arrays["candidates"].tolist()
+    rows = [{**row, "picture": thumbnails.get(index)} for index, row in zip(indices, candidates)]
+    rows.sort(key=lambda row: np.inf if row["p_value"] is None else row["p_value"])
+    return rows[:MOST_ROWS]
+
+
+def _gallery(record: Record) -> list[tuple[str, list[str]]]:
+    thumbnails = _thumbnails(record)
+    rows = {
+        "members_found": "Members with the strongest evidence",
+        "heldout_cleared": "Held-out images least like training images",
+        "heldout_mistaken": "Held-out images most like training images: the false alarms",
+    }
+    shown = {name: record.arrays.get(name, np.zeros(0, int)).tolist() for name in rows}
+    return [(title, [thumbnails[index] for index in shown[name]]) for name, title in rows.items() if shown[name]]
+
+
+def _thumbnails(record: Record) -> dict[int, str]:
+    pairs = zip(record.arrays["thumbnail_index"].tolist(), record.arrays["thumbnails"])
+    return {index: picture_uri(pixels) for index, pixels in pairs}
+
+
+def _unbroken(text: str) -> str:
+    """Text whose per cent signs stay on the line of their number."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _unbroken_words(function: Callable[..., str]) -> Callable[..., str]:
+    return lambda *arguments: _unbroken(function(*arguments))
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"

@@ -1,0 +1,171 @@
+"""The training loop: a Python loop over one jitted update, with states, a log and pictures on disk.
+
+    WORKDIR/train/run.json        what is trained: network, recipe, method, images
+    WORKDIR/train/state/          the latest training states
+    WORKDIR/train/metrics.jsonl   one line per `log_every` updates: step, loss, images_per_second
+    WORKDIR/train/loss.png, samples_STEP.png
+    WORKDIR/model                 the model directory, when all updates are made
+
+Killed anywhere and started again, a run ends with the same weights to the bit on the same devices, and about the same
+on others. (The loop is not a `lax.scan`: on CPUs gradients of convolutions are many times slower inside one.)
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dime_jax import _validate, checkpoints, data, models
+from dime_jax.score_table import write_atomically
+from dime_jax.training import inputs
+from dime_jax.training.keys import update_keys
+from dime_jax.training.method import Method, shuffled_method
+from dime_jax.training.recipe import Recipe
+from dime_jax.training.records import Log, draw_loss, draw_samples
+from dime_jax.training.step import TrainState, initial_state, make_step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run; nothing here changes what training ends with.
+
+    Attributes:
+      log_every: updates per line of the log.
+      save_every: updates between two saved states, a multiple of `log_every`; a kill costs no more than these.
+      sample_every: updates between two sheets of samples, a multiple of `log_every`; 0 makes none.
+      num_samples: samples in a sheet.
+      devices: to train on; all of all processes if None.
+      silent: show no progress.
+    """
+
+    log_every: int = 100
+    save_every: int = 1000
+    sample_every: int = 0
+    num_samples: int = 16
+    devices: Sequence[jax.Device] | None = None
+    silent: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.check_at_least(self.log_every, 1, "log_every")
+        _validate.check_at_least(self.save_every, 1, "save_every")
+        _validate.check_at_least(self.sample_every, 0, "sample_every")
+        for name in ("save_every", "sample_every"):
+            if getattr(self, name) % self.log_every:
+                raise ValueError(
+                    f"expected {name}={getattr(self, name)} to be a multiple of log_every={self.log_every}"
+                )
+
+
+def train(
+    workdir: str | os.PathLike[str],
+    spec: models.ModelSpec,
+    source: data.Source,
+    members: np.ndarray,
+    recipe: Recipe,
+    *,
+    method: Method | None = None,
+    options: Options | None = None,
+) -> pathlib.Path:
+    """Train a network on the members among a source's images, or continue where an earlier call was stopped.
+
+    Args:
+      workdir: where everything goes.
+      spec: the network, its schedule and the shape of an image.
+      source: images.
+      members: indices of the training images.
+      recipe: how to train.
+      method: see `Method`; plain training by default.
+      options: how to run.
+
+    Returns:
+      The model directory, with the averaged weights.
+
+    Raises:
+      ValueError: in one line, if inputs do not fit, if the workdir holds another run, if a state cannot be read or
+        written, or if the loss stops being finite. States saved before stay.
+    """
+    workdir, options = pathlib.Path(workdir), options or Options()
+    members = np.asarray(members)
+    _validate.check_not_empty(members, "members")
+    method = method or shuffled_method(recipe, len(members))
+    mesh = inputs.data_mesh(options.devices)
+    if len(method.draws[0]) % mesh.size:
+        raise ValueError(f"expected a batch size divisible by {mesh.size} devices, got {len(method.draws[0])}")
+    batches = inputs.read_examples(method.draws, source, members, spec)
+    facts = {
+        "spec": spec.to_json(),
+        "recipe": recipe.identity(),
+        "method": method.name,
+        "images": {"count": len(members), "fingerprint": data.fingerprint(source, members)},
+    }
+    directory = _begin(workdir, facts)
+    state = jax.device_put(
+        initial_state(spec, recipe, method.optimizer), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    )
+    update = make_step(spec, recipe, method, mesh)
+    is_main = jax.process_index() == 0
+    with checkpoints.TrainingCheckpoints(directory / "state") as states:
+        if states.latest_step is not None:
+            state, position = states.restore(state)
+            batches.set_state(position)
+        first = int(state.step)
+        if first > recipe.steps:
+            raise ValueError(f"{workdir} holds a run of {first} updates: expected steps={recipe.steps} to be no fewer")
+        with Log(directory, first, recipe.steps, len(method.draws[0]), options.silent) as log:
+            for number in range(first + 1, recipe.steps + 1):
+                examples = inputs.on_devices(next(batches), mesh)
+                state, loss = update(state, examples, update_keys(recipe.seed, number))
+                log.add(loss)
+                if number % options.log_every == 0 or number == recipe.steps:
+                    log.write(number)
+                if number % options.save_every == 0 or number == recipe.steps:
+                    states.save(number, state, batches.get_state())
+                if is_main and options.sample_every and number % options.sample_every == 0:
+                    draw_samples(directory / f"samples_{number:06d}.png", spec, state.variables(), options.num_samples)
+    if is_main:
+        draw_loss(directory)
+        metadata = {name: facts[name] for name in ("recipe", "method", "images")}
+        _write_model(workdir / "model", spec, state, {**metadata, "steps": recipe.steps, "weights": "ema"})
+    return workdir / "model"
+
+
+def _begin(workdir: pathlib.Path, facts: dict[str, Any]) -> pathlib.Path:
+    """The directory of the run, with what is trained written down; another run in it is refused."""
+    directory = workdir / "train"
+    path = directory / "run.json"
+    if path.exists():
+        there = json.loads(path.read_text(encoding="utf-8"))
+        different = [name for name in facts if there.get(name) != facts[name]]
+        if different:
+            changes = ", ".join(_changes(there.get(name), facts[name], name) for name in different)
+            raise ValueError(f"{directory} holds another run, expected the same: {changes}")
+    elif (workdir / "model").exists():
+        raise ValueError(f"{workdir / 'model'} exists already and was not trained here: expected a new workdir")
+    elif jax.process_index() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
+    return directory
+
+
+def _changes(there: Any, here: Any, name: str) -> str:
+    """What differs between two JSON values, as "name there -> here" for each leaf."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        return ", ".join(_changes(there.get(key), here.get(key), f"{name}.{key}") for key in keys)
+    return f"{name} {there} -> {here}"
+
+
+def _write_model(directory: pathlib.Path, spec: models.ModelSpec, state: TrainState, metadata: dict[str, Any]) -> None:
+    """Write the model directory; one of this run with fewer updates is replaced."""
+    variables = jax.device_get(state.variables())
+    if directory.exists():
+        if checkpoints.read_spec_file(directory)["fingerprint"] == checkpoints.fingerprint(variables, spec):
+            return
+        shutil.rmtree(directory)
+    checkpoints.save_model(directory, spec, variables, metadata)

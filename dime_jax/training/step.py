@@ -1,0 +1,64 @@
+"""One update: noise a batch, get its gradient, apply the optimiser, average the weights."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dime_jax import models
+from dime_jax.training.inputs import Examples
+from dime_jax.training.keys import Keys, as_key
+from dime_jax.training.method import Method
+from dime_jax.training.objective import image_losses, noise_examples
+from dime_jax.training.recipe import Recipe
+
+
+class TrainState(NamedTuple):
+    """Everything an update changes, and the network's constants, which it does not."""
+
+    step: jax.Array  # int32, updates made
+    params: Any
+    ema: Any  # the average of params that becomes the model
+    constants: Any  # variables other than "params"
+    optimizer: Any
+
+    def variables(self) -> Any:
+        """The averaged weights and the constants, as `save_model` takes them."""
+        return {"params": self.ema, **self.constants}
+
+
+def initial_state(spec: models.ModelSpec, recipe: Recipe, optimizer: optax.GradientTransformation) -> TrainState:
+    """Fresh weights, which are their own average."""
+    constants = dict(models.init(spec.architecture, jax.random.key(recipe.seed)))
+    params = constants.pop("params")
+    # The average is a copy, since the step gives its arguments' memory away.
+    ema, moments = jax.jit(lambda params: (jax.tree.map(jnp.copy, params), optimizer.init(params)))(params)
+    return TrainState(jnp.zeros((), jnp.int32), params, ema, constants, moments)
+
+
+def make_step(
+    spec: models.ModelSpec, recipe: Recipe, method: Method, mesh: jax.sharding.Mesh
+) -> Callable[[TrainState, Examples, Keys], tuple[TrainState, jax.Array]]:
+    """The jitted update (state, examples, keys) -> (state, loss); its first argument is donated.
+
+    The state is a copy on every device of the mesh, the examples are cut along their rows. All randomness comes from
+    `keys`, hence from the seed and the number of the update: a run continues as if it had never stopped, on any number
+    of devices.
+    """
+    network = models.build(spec.architecture, dtype=jnp.dtype(recipe.compute_dtype), remat=recipe.remat)
+    schedule = spec.schedule.build()
+
+    def step(state: TrainState, examples: Examples, keys: Keys) -> tuple[TrainState, jax.Array]:
+        noised = noise_examples(keys, examples, schedule, spec.prediction, recipe.flips)
+        losses = image_losses(network, state.constants)
+        loss, gradient = method.gradient(losses, state.params, noised, as_key(keys.dropout))
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and integers, which strict callers forbid
+            updates, optimizer = method.optimizer.update(gradient, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = optax.incremental_update(params, state.ema, 1 - recipe.ema_decay)
+        return TrainState(state.step + 1, params, ema, state.constants, optimizer), loss
+
+    copies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(step, donate_argnums=0, out_shardings=copies)

@@ -1,0 +1,61 @@
+"""What configs share: `config.train`, the network and how it is trained."""
+
+from ml_collections.config_dict import ConfigDict
+
+
+def train_section() -> ConfigDict:
+    """The network of pytorch-ddpm and the recipe of DIME's authors (batch 128, Adam 2e-4, warm-up 5000, EMA 0.999).
+
+    `steps` must be chosen: the paper says 18,000 for STL10-U and 60,000 for CelebA, its authors' README 320,000 for
+    both.
+    """
+    train = ConfigDict()
+    train.image_shape = (32, 32, 3)
+    # Fields of `dime_jax.models.DdpmUnetSpec`, or of `GuidedUnetSpec` with kind "guided_unet"; image_channels is
+    # image_shape's.
+    train.architecture = ConfigDict()
+    train.architecture.kind = "ddpm_unet"
+    train.architecture.stem_channels = 128
+    train.architecture.time_features = 128
+    train.architecture.time_channels = 512
+    train.architecture.level_channels = (128, 256, 256, 256)
+    train.architecture.num_res_blocks = 2
+    train.architecture.attention_levels = (1,)
+    train.architecture.norm_groups = 32
+    train.architecture.norm_eps = 1e-5
+    train.architecture.dropout = 0.1
+    train.architecture.symmetric_downsample = True
+    train.architecture.time_table_steps = 1000
+    train.architecture.time_frequency_shift = 0
+
+    train.recipe = ConfigDict()  # fields of `dime_jax.training.Recipe`
+    train.recipe.steps = 320_000
+    train.recipe.batch_size = 128
+    train.recipe.learning_rate = 2e-4
+    train.recipe.warmup_steps = 5000
+    train.recipe.clip_norm = 1.0
+    train.recipe.ema_decay = 0.999
+    train.recipe.flips = True
+    train.recipe.compute_dtype = "float32"
+    train.recipe.remat = False
+    train.recipe.seed = 0
+
+    train.log_every = 100
+    train.save_every = 1000
+    train.sample_every = 5000
+    return train
+
+
+def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
+    """A U-Net for CPUs: one residual block a level, attention in the middle only, a computed time embedding."""
+    architecture = ConfigDict()
+    architecture.kind = "ddpm_unet"
+    architecture.stem_channels = level_channels[0]
+    architecture.time_features = level_channels[0]
+    architecture.time_channels = 4 * level_channels[0]
+    architecture.level_channels = level_channels
+    architecture.num_res_blocks = 1
+    architecture.attention_levels = ()
+    architecture.norm_groups = 8
+    architecture.dropout = 0.0
+    return architecture

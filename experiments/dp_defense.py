@@ -1,0 +1,104 @@
+"""Does DP-SGD stop the attacks? Train without privacy and at several ε, attack every model, and make the table.
+
+    python -m experiments.dp_defense --config=experiments/configs/dp_digits.py --workdir=W
+
+    WORKDIR/vanilla, WORKDIR/epsilon_1, …   one arm each: train/, model/ (with privacy.json) and attack/, as written by
+                                            `experiments.train` and `experiments.attack`, and seconds.json
+    WORKDIR/dp_table.md                     the paper's third table, and what it can and cannot show
+
+An interrupted study continues when it is started again, without spending any budget twice. `experiments.tables
+--dp_studies=WORKDIR` puts the table on the results page.
+"""
+
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from ml_collections.config_dict import ConfigDict
+
+from dime_jax import _validate, training
+from dime_jax.score_table import write_atomically
+from dime_jax.training import dp
+from experiments import attack, dp_table
+from experiments.launch import launch, on_first_process
+from experiments.study import open_study
+from experiments.train import model_spec
+
+
+class Arm(NamedTuple):
+    """One training of the study; epsilon is None without privacy."""
+
+    name: str
+    epsilon: float | None
+    config: ConfigDict
+
+
+def arms(config: ConfigDict) -> list[Arm]:
+    """The arms of a study, each with its own config: vanilla first, then as `config.dp.epsilons` lists them."""
+    _validate.check_choice(config.dp.vanilla.batches, ("poisson", "shuffled"), "config.dp.vanilla.batches")
+    vanilla = config.copy_and_resolve_references()
+    vanilla.train.recipe.update(config.dp.vanilla.recipe)
+    private = []
+    for epsilon in config.dp.epsilons:
+        one = config.copy_and_resolve_references()
+        one.dp.epsilon = float(epsilon)
+        private.append(Arm(f"epsilon_{epsilon:g}", float(epsilon), one))
+    return [Arm("vanilla", None, vanilla), *private]
+
+
+def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
+    """Train an arm, or finish its training; returns the model directory."""
+    section, budget = arm.config.train, arm.config.dp
+    study = open_study(arm.config, workdir)
+    spec, recipe, members = model_spec(arm.config), training.Recipe(**section.recipe), study.split.member
+    options = training.Options(
+        log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
+    )
+    if arm.epsilon is not None:
+        privacy = dp.Privacy(epsilon=arm.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
+        return dp.train_privately(
+            workdir, spec, study.source, members, recipe, privacy, microbatch=budget.microbatch, options=options
+        )
+    shuffled = budget.vanilla.batches == "shuffled"
+    method = None if shuffled else dp.poisson_method(recipe, len(members), budget.steps)
+    return training.train(workdir, spec, study.source, members, recipe, method=method, options=options)
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> dp_table.DpTable:
+    """Run or finish the study; returns the table, which is also in WORKDIR/dp_table.md."""
+    workdir = pathlib.Path(workdir)
+    for arm in arms(config):
+        directory = workdir / arm.name
+        _timed(directory, "train", train_arm, arm, directory)
+        _timed(directory, "attack", attack.run, arm.config, directory, config_file)
+    table = dp_table.read_table(workdir)
+    on_first_process(lambda: write_atomically(workdir / "dp_table.md", dp_table.to_section(table).encode()))
+    return table
+
+
+def _timed(directory: pathlib.Path, stage: str, work: Callable[..., object], *args: object) -> None:
+    """Do the work, and keep the time of the call that finished it in DIRECTORY/seconds.json.
+
+    `continued` says that an earlier call, whose time is not counted, had begun it.
+    """
+    path = directory / dp_table.SECONDS_FILE
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    continued, start = (directory / stage).exists(), time.monotonic()
+    work(*args)
+    if stage not in known and jax.process_index() == 0:
+        known[stage] = {"seconds": round(time.monotonic() - start, 1), "continued": continued}
+        write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
+
+
+def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
+    """Run, and print the table."""
+    table = run(config, workdir, config_file)
+    if jax.process_index() == 0:
+        print(dp_table.to_section(table))
+
+
+if __name__ == "__main__":
+    launch(main, "experiments/configs/dp_digits.py")

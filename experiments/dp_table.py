@@ -1,0 +1,299 @@
+"""The paper's third table from the arms of a DP-SGD study: ε as rows, methods as columns, and what it can show.
+
+A small AUC under DP-SGD says little by itself: this module puts beside it what the same test would have found with
+fair probability, the largest ε that it could have refuted, and what the guarantee allows.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from dime_jax import metrics
+from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
+from dime_jax.training.dp import PRIVACY_FILE
+from dime_jax.training.records import read_records
+from experiments import paper_values, tables
+from experiments.runs import Row, Run, read_run
+
+SECONDS_FILE = "seconds.json"
+CONFIDENCE = 0.95
+POWER = 0.8
+AS_PUBLISHED = "as_published"  # the variant whose setting is the paper's
+
+
+class Arm(NamedTuple):
+    """One model of the study and its attack; what a private one spent is its privacy.json."""
+
+    run: Run
+    privacy: Mapping[str, Any] | None
+    final_loss: float
+    seconds: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The budget; None without privacy."""
+        return self.run.config["dp"]["epsilon"]
+
+    @property
+    def title(self) -> str:
+        """As the paper names its rows."""
+        return "Vanilla" if self.epsilon is None else f"ε = {self.epsilon:g}"
+
+    @property
+    def best(self) -> int:
+        """Which row of the run calibration would take."""
+        return int(np.argmax([row.calibration.auc for row in self.run.rows]))
+
+
+class DpTable(NamedTuple):
+    """The arms with privacy by rising ε, and then the one without, as in the paper."""
+
+    private: tuple[Arm, ...]
+    vanilla: Arm
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All of them."""
+        return (*self.private, self.vanilla)
+
+
+class Check(NamedTuple):
+    """The rows of an arm against TPR <= e^ε FPR + δ and its mirror image.
+
+    Attributes:
+      above: titles of rows whose measured TPR at 1 % FPR is above what ε allows at the measured FPR. By chance, that
+        happens to guarantees that hold.
+      refuting: titles of rows whose lower bound on ε is above ε; some row would be with probability 5 % at most.
+      bound: the lower bound on ε from the attack that was best on the calibration half, at 95 %.
+    """
+
+    above: tuple[str, ...]
+    refuting: tuple[str, ...]
+    bound: EpsilonBound
+
+
+def read_table(workdir: str | os.PathLike[str]) -> DpTable:
+    """Open a finished study of `experiments.dp_defense`; every number is computed from its score tables."""
+    workdir = pathlib.Path(workdir)
+    found = [_read_arm(path.parent.parent) for path in sorted(workdir.glob("*/attack/results.json"))]
+    vanilla = [arm for arm in found if arm.epsilon is None]
+    private = sorted((arm for arm in found if arm.epsilon is not None), key=lambda arm: arm.epsilon or 0.0)
+    if len(vanilla) != 1 or not private:
+        raise ValueError(f"expected one arm without privacy and some with in {workdir}, got {len(found)} finished arms")
+    for arm in private:
+        if not np.array_equal(arm.run.member, vanilla[0].run.member) or _test_images(arm) != _test_images(vanilla[0]):
+            raise ValueError(f"expected all arms in {workdir} to be attacked with the same images: {arm.title} is not")
+    return DpTable(tuple(private), vanilla[0])
+
+
+def _read_arm(directory: pathlib.Path) -> Arm:
+    def read(path: pathlib.Path) -> Any:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    run = read_run(directory / "attack")
+    return Arm(
+        run,
+        read(directory / "model" / PRIVACY_FILE),
+        read_records(directory / "train")[-1]["loss"],
+        read(directory / SECONDS_FILE) or {},
+    )
+
+
+def _test_images(arm: Arm) -> str:
+    return arm.run.results["fingerprints"]["test_data"]
+
+
+# ---------------------------------------------------------------------------------------------------- what it can show
+
+
+def check(arm: Arm) -> Check:
+    """Whether anything that was measured speaks against the guarantee of a private arm."""
+    assert arm.privacy is not None
+    epsilon, delta, run = arm.privacy["epsilon"], arm.privacy["delta"], arm.run
+    above = [
+        row.title
+        for row in run.rows
+        if row.result["tpr_at_1pct_fpr"]["value"] > dp_tpr_bound(row.result["attained_fpr"], epsilon, delta)
+    ]
+    each = 1 - (1 - CONFIDENCE) / len(run.rows)
+    refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
+    return Check(tuple(above), tuple(refuting), lower_bound(run, run.rows[arm.best], delta))
+
+
+def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:
+    """The lower bound on ε from one attack; the study assigned membership at random, before training."""
+    ((member, heldout),) = run.pair(row)
+    return epsilon_lower_bound(member, heldout, delta, confidence, randomised=True)
+
+
+def detectable_auc(members: int, heldout: int) -> float:
+    """The AUC that a one-sided Mann-Whitney test at 5 % finds with probability 80 %, in the normal approximation.
+
+    1/2 + (z_0.95 + z_0.8) √((m + h + 1) / (12 m h)); an attack that is really weaker is missed more often than that.
+    """
+    spread = np.sqrt((members + heldout + 1) / (12 * members * heldout))
+    return float(0.5 + (stats.norm.ppf(CONFIDENCE) + stats.norm.ppf(POWER)) * spread)
+
+
+def allowed_auc(epsilon: float, delta: float) -> float:
+    """The largest AUC under (ε, δ)-DP: the area below the largest TPR at each FPR, two lines that meet and then 1."""
+    growth = np.exp(epsilon)
+    corner = (1 - delta) / (1 + growth)
+    fpr = np.array([0.0, corner, 1 - delta, 1.0])
+    return float(np.trapezoid(dp_tpr_bound(fpr, epsilon, delta), fpr))
+
+
+# ------------------------------------------------------------------------------------------------------------ rendering
+
+
+def to_markdown(table: DpTable) -> str:
+    """Two tables, of baselines and of DIME's variants: ε as rows, methods as columns, three rates in a cell."""
+    rows = table.vanilla.run.rows
+    groups = (
+        [number for number, row in enumerate(rows) if row.attack in tables.BASELINES],
+        [number for number, row in enumerate(rows) if row.attack not in tables.BASELINES],
+    )
+    return "\n".join(_markdown([_header(table, group), *_lines(table, group)]) for group in groups if group)
+
+
+def _header(table: DpTable, columns: Sequence[int]) -> list[str]:
+    return ["", *(table.vanilla.run.rows[number].title for number in columns)]
+
+
+def _lines(table: DpTable, columns: Sequence[int]) -> list[list[str]]:
+    return [[arm.title, *(_cell(arm, arm.run.rows[number]) for number in columns)] for arm in table.arms]
+
+
+def _cell(arm: Arm, row: Row) -> str:
+    """ASR, AUC and TPR@1%FPR with intervals, and the paper's values where the setting is the paper's."""
+    paper = None
+    if arm.run.variant == AS_PUBLISHED and not arm.run.overrides().keys() - {"dp.epsilon", "data.source"}:
+        paper = paper_values.published(arm.run.study, arm.epsilon).get((row.attack, row.q))
+    parts = []
+    for name, label in tables.METRICS.items():
+        ours = f"{label} {_percent(metrics.Estimate(**row.result[name]))}"
+        parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
+    return "<br>".join(parts)
+
+
+def _summary(table: DpTable) -> str:
+    """A line for each arm: what it spent, what it learned, and what its best attack shows."""
+    header = [
+        "",
+        "ε spent",
+        "noise multiplier",
+        "training loss at the end",
+        "best attack on the calibration half",
+        "its AUC",
+        "below vanilla's by",
+        "p",
+        "ε at least",
+        "training, attack (s)",
+    ]
+    lines = [header]
+    delta = table.private[0].privacy["delta"] if table.private[0].privacy else 0.0
+    for arm in table.arms:
+        best, loss = arm.run.rows[arm.best], f"{arm.final_loss:.4f}"
+        spent, noise, behind, p_value = "∞", "0", "", ""
+        if arm.privacy is not None:
+            spent, noise = f"{arm.privacy['epsilon']:.3f}", f"{arm.privacy['noise_multiplier']:g}"
+            drop = _drop(table.vanilla, arm)
+            behind, p_value = _percent(drop.auc_difference), f"{drop.p_value:.1g}"
+        bound = lower_bound(arm.run, best, delta)
+        seconds = ", ".join(_duration(arm.seconds.get(stage)) for stage in ("train", "attack"))
+        auc = _percent(metrics.Estimate(**best.result["auc"]))
+        found = f"{bound.epsilon:.2f} (at most {bound.ceiling:.2f})"
+        lines.append([arm.title, spent, noise, loss, best.title, auc, behind, p_value, found, seconds])
+    return _markdown(lines)
+
+
+def _drop(vanilla: Arm, arm: Arm) -> metrics.Comparison:
+    """Vanilla's AUC minus the arm's, for the attack that is the arm's best, on the same images."""
+    theirs, ours = (one.run.rows[arm.best].scores for one in (vanilla, arm))
+    usable = np.isfinite(theirs) & np.isfinite(ours)
+    member, heldout = usable & arm.run.member, usable & ~arm.run.member
+    return metrics.compare(
+        (theirs[member], theirs[heldout]), (ours[member], ours[heldout]), seed=arm.run.config["seed"]
+    )
+
+
+def verdict(table: DpTable) -> str:
+    """What was checked, and what the test could have found at this size."""
+    members, heldout = table.vanilla.run.sizes[1]
+    ceiling = check(table.private[0]).bound.ceiling
+    lines = [
+        f"With {members} + {heldout} test images an attack is found (one-sided test at 5 %) with probability 80 % if "
+        f"its true AUC is {100 * detectable_auc(members, heldout):.1f} % or more; a weaker one may be there and be "
+        "missed.",
+        f"Perfect separation of so many images would prove ε >= {ceiling:.2f} with 95 % confidence. No attack can show "
+        "more here, so guarantees above that cannot be refuted by this test, however much a model leaks.",
+    ]
+    for arm in table.private:
+        assert arm.privacy is not None
+        epsilon, delta, found = arm.privacy["epsilon"], arm.privacy["delta"], check(arm)
+        allowed = f"AUC up to {100 * allowed_auc(epsilon, delta):.1f} %, TPR@1%FPR up to "
+        allowed += f"{100 * float(dp_tpr_bound(0.01, epsilon, delta)):.1f} %"
+        above = f"{len(found.above)} of {len(arm.run.rows)} attacks are above TPR <= e^ε FPR + δ as measured"
+        above += f" ({', '.join(found.above)})" if found.above else ""
+        refuted = f"refuted by {', '.join(found.refuting)}" if found.refuting else "none significantly so"
+        reach = "" if ceiling > epsilon else " (it could not be, at this size)"
+        lines.append(f"{arm.title} allows {allowed}. {above}, {refuted}{reach}.")
+    lines.append(
+        "One model was trained for each row, so differences between rows include the luck of training. ε is per image."
+    )
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def to_section(table: DpTable) -> str:
+    """The section of the results page: settings, both tables, the summary and what they are worth."""
+    run = table.vanilla.run
+    recipe, section = run.config["train"]["recipe"], run.config["dp"]
+    calibration, test = (f"{members} + {heldout}" for members, heldout in run.sizes)
+    privacy = table.private[0].privacy or {}
+    overrides = {name: value for name, value in run.overrides().items() if name != "dp.epsilon"}
+    one_recipe = section["vanilla"]["batches"] == "poisson" and not section["vanilla"]["recipe"]
+    facts = {
+        "config": f"`experiments/configs/{run.study}.py`, variant `{run.variant}`",
+        "changed": ", ".join(f"`{name}={value}`" for name, value in overrides.items()) or "nothing",
+        "training": f"{privacy.get('images')} images, {recipe['steps']:,} updates, Poisson batches of "
+        f"{recipe['batch_size']} expected images, clip norm {section['clip_norm']:g}, δ = {section['delta']:g}, "
+        f"{privacy.get('accountant')}",
+        "recipes": "one for all rows, which differ in clipping and noise only"
+        if one_recipe
+        else "the authors', which differ between the private rows and vanilla",
+        "members + held-out images": f"calibration {calibration}, test {test}",
+        "seed": run.config["seed"],
+    }
+    title = tables.TITLES.get(run.study, f"DP-SGD, {run.study}")
+    return "\n".join(
+        [
+            f"## {title} ({run.name})\n",
+            *(f"- {name}: {value}" for name, value in facts.items()),
+            "\n```",
+            f"python -m experiments.dp_defense --config=experiments/configs/{run.study}.py:{run.variant} --workdir=W",
+            "```\n",
+            to_markdown(table),
+            _summary(table),
+            verdict(table),
+        ]
+    )
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _percent(estimate: metrics.Estimate) -> str:
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _duration(stage: Mapping[str, Any] | None) -> str:
+    if stage is None:
+        return "?"
+    return f"{stage['seconds']:,.0f}" + (" (continued)" if stage["continued"] else "")

@@ -1,0 +1,87 @@
+"""Every figure of the paper, and those it lacks, as PNG and SVG with the numbers behind them as JSON.
+
+    python -m experiments.figures --output=out/figures                       all that a laptop can make, on the digits
+    python -m experiments.figures --output=out/figures --runs=W1/attack,...  those of finished attack runs
+
+Without `--runs` it makes the synthetic studies, attacks the digits model by `configs/digits_figures.py` (the run is
+kept in OUTPUT/digits and continued if it was interrupted), draws that run, and measures what needs the model itself.
+
+From the closed form: three_cases (the paper's overview), bias_crowding, dataset_size and query_budget (its grids with q
+and n fixed), denoiser_1d. From runs: distributions and stability (the paper's); frontier, AUC and TPR against queries;
+roc, log-log. From the digits model: norm_effect, what p does to PIA and SimA; ideal_gap, how far a trained network is
+from the ideal denoiser of its own members, which the paper leaves open.
+"""
+
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+from matplotlib.figure import Figure
+from ml_collections.config_dict import ConfigDict
+
+from dime_jax import checkpoints, pipeline
+from dime_jax.report import figures
+from experiments import attack, model_figures, run_figures, synthetic
+from experiments.configs import digits_figures
+from experiments.configs import synthetic as synthetic_config
+from experiments.runs import Run, read_run
+from experiments.study import open_study
+
+RUN_FIGURES: dict[str, tuple[Callable[[Sequence[Run]], Any], Callable[[Any], Figure]]] = {
+    "distributions": (run_figures.distributions, run_figures.draw_distributions),
+    "stability": (run_figures.stability, run_figures.draw_stability),
+    "frontier": (run_figures.frontier, run_figures.draw_frontier),
+    "roc": (run_figures.roc, run_figures.draw_roc),
+}
+
+
+def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
+    """The figures of finished runs."""
+    output.mkdir(parents=True, exist_ok=True)
+    with figures.style():
+        for name, (compute, draw) in RUN_FIGURES.items():
+            synthetic.save_study(output, name, compute(runs), draw)
+
+
+def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) -> None:
+    """The figures that ask the model, on the halves of the run in `workdir`."""
+    study, denoiser = open_study(config, workdir), checkpoints.load_denoiser(config.attack.model)
+    halves, shape = pipeline.read_halves(workdir / "attack"), denoiser.image_shape
+    calibration, test = (model_figures.read_half(study, half, shape) for half in halves)
+    train = model_figures.read_images(study, study.split.member, shape)
+    section = config.figures
+    effect = model_figures.norm_effect(denoiser, calibration, test, section.p, section.norm_timesteps)
+    few = model_figures.Images(*(side[: section.gap_images] for side in test))
+    gap = model_figures.ideal_gap(denoiser, train, few, section.gap_timesteps, config.seed)
+    with figures.style():
+        synthetic.save_study(output, "norm_effect", effect, model_figures.draw_norm_effect)
+        synthetic.save_study(output, "ideal_gap", gap, model_figures.draw_ideal_gap)
+
+
+def draw_all(output: pathlib.Path, variant: str = "laptop") -> None:
+    """Everything that needs no accelerator; "smoke" for tests."""
+    synthetic.run(synthetic_config.get_config("smoke" if variant == "smoke" else "paper"), output)
+    config, workdir = digits_figures.get_config(variant), output / "digits"
+    attack.run(config, workdir, f"experiments/configs/digits_figures.py:{variant}")
+    draw_runs([read_run(workdir / "attack")], output)
+    draw_model(config, workdir, output)
+
+
+if __name__ == "__main__":
+    _OUTPUT = flags.DEFINE_string("output", "out/figures", "where figures and numbers go")
+    _RUNS = flags.DEFINE_list("runs", [], "run directories: W/attack, separated by commas")
+
+    def _main(argv: list[str]) -> None:
+        del argv
+        logging.set_verbosity(logging.WARNING)
+        try:
+            if _RUNS.value:
+                draw_runs([read_run(run) for run in _RUNS.value], pathlib.Path(_OUTPUT.value))
+            else:
+                draw_all(pathlib.Path(_OUTPUT.value))
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+
+    app.run(_main)

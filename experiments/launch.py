@@ -1,0 +1,59 @@
+"""Starting an experiment: its flags, and one process or several.
+
+On one host nothing is needed. On a cluster that JAX knows (Slurm, Open MPI, Kubernetes, Cloud TPU) start one process
+per host with `--distributed`; elsewhere also give `--coordinator=HOST:PORT --num_processes=N --process_id=I`. All
+processes must see the same workdir.
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from jax.experimental import multihost_utils
+from ml_collections import config_flags
+from ml_collections.config_dict import ConfigDict
+
+Main = Callable[[ConfigDict, str, str], None]
+
+
+def launch(main: Main, config_file: str) -> None:
+    """Parse the command line and call `main(config, workdir, config_file)`; a ValueError ends it with one line.
+
+    Flags are defined here and not when a module is imported, so that programs and tests can import several experiments:
+    flag names are global.
+    """
+    config = config_flags.DEFINE_config_file("config", help_string=f"{config_file}[:variant]")
+    workdir = flags.DEFINE_string("workdir", None, "where everything that is made goes", required=True)
+    distributed = flags.DEFINE_bool("distributed", False, "join the other processes of this run")
+    coordinator = flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process")
+    num_processes = flags.DEFINE_integer("num_processes", None, "how many processes there are")
+    process_id = flags.DEFINE_integer("process_id", None, "which of them this is, from 0")
+    flags.mark_flag_as_required("config")
+
+    def run(argv: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # orbax tells every move it makes
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+        if distributed.value:
+            jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
+        try:
+            main(config.value, workdir.value, config_flags.get_config_filename(flags.FLAGS["config"]))
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
+
+    app.run(run)
+
+
+def on_first_process(step: Callable[[], object]) -> None:
+    """Take a step in the first process while the others wait; if it fails, all stop, and the first says why."""
+    error: Exception | None = None
+    if jax.process_index() == 0:
+        try:
+            step()
+        except Exception as caught:
+            error = caught
+    if jax.process_count() > 1 and multihost_utils.process_allgather(np.int32(error is not None)).any() and not error:
+        raise ValueError("the first process of this run failed and says why; this one stops with it")
+    if error is not None:
+        raise error

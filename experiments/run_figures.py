@@ -1,0 +1,269 @@
+"""Figures of finished attack runs, from their score tables: numbers first, then a drawing of them.
+
+`distributions` and `stability` are the paper's; `frontier` and `roc` it does not have.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dime_jax import calibration, metrics, pipeline, planning, score_table
+from dime_jax.attacks import get_attack
+from dime_jax.report import figures
+from experiments.runs import Row, Run
+
+# One look per attack in every figure, so that a reader learns it once.
+SHOWN = {
+    "dime": figures.SERIES[0],
+    "sima_l4": figures.SERIES[1],
+    "pia_l4": figures.SERIES[2],
+    "sima_mc_vector": figures.SERIES[3],
+    "secmi": figures.Series(figures.OKABE_ITO["orange"], (0, (3, 1, 1, 1)), "v"),
+    "dime_central": figures.Series(figures.OKABE_ITO["sky"], (0, (5, 1)), "P"),
+    "loss": figures.Series(figures.OKABE_ITO["black"], (0, (1, 1)), "x"),
+}
+
+
+def new_panels(count: int, height: float) -> tuple[Figure, np.ndarray]:
+    """A row of panels [1, count], one per run; a single one is wide enough for its legend."""
+    return figures.new_figure(1, count, height, width=4.7 if count == 1 else count * figures.DOUBLE_COLUMN / 2)
+
+
+def best_dime(run: Run) -> Row:
+    """DIME at its largest query tier."""
+    rows = [row for row in run.rows if row.attack == "dime"]
+    if not rows:
+        raise ValueError(f"expected a run of dime in {run.directory}, got {sorted({row.attack for row in run.rows})}")
+    return max(rows, key=lambda row: row.queries)
+
+
+# ------------------------------------------------------------------------------------------------ score distributions
+
+
+class Distribution(NamedTuple):
+    """DIME's scores on a run's test half, and the threshold that calibration froze (None: call nobody a member)."""
+
+    run: str
+    title: str
+    member: np.ndarray
+    heldout: np.ndarray
+    tau: float | None
+
+
+def distributions(runs: Sequence[Run]) -> list[Distribution]:
+    """Scores of members and held-out images (paper, Figure split-distributions)."""
+    found = []
+    for run in runs:
+        row = best_dime(run)
+        ((member, heldout),) = run.pair(row)
+        tau = row.calibration.tau if np.isfinite(row.calibration.tau) else None
+        found.append(Distribution(run.name, row.title, np.asarray(member), np.asarray(heldout), tau))
+    return found
+
+
+def draw_distributions(numbers: Sequence[Distribution]) -> Figure:
+    """A panel per run: two histograms on shared bins, and the threshold."""
+    figure, axes = new_panels(len(numbers), height=2.4)
+    for panel, run in zip(axes[0], numbers):
+        low, high = np.quantile(np.concatenate([run.member, run.heldout]), [0.005, 0.995])
+        bins = np.linspace(low, high, 41)
+        for side, name, color in (
+            (run.member, "members", figures.OKABE_ITO["blue"]),
+            (run.heldout, "held-out images", figures.OKABE_ITO["vermillion"]),
+        ):
+            panel.hist(np.clip(side, low, high), bins, density=True, histtype="step", color=color, linewidth=1.2)
+            panel.hist(np.clip(side, low, high), bins, density=True, color=color, alpha=0.3, label=name)
+        if run.tau is not None:
+            panel.axvline(run.tau, color="0.2", linestyle="--", linewidth=1, label=r"threshold $\tau$")
+        panel.set(title=f"{run.run}, {run.title}", xlabel="score (lower: member)", yticks=[])
+    axes[0, 0].set_ylabel("density")
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ timestep stability
+
+
+class Stability(NamedTuple):
+    """AUC over t by attack, cross-fitted on a run's calibration half."""
+
+    run: str
+    curves: dict[str, dict[int, float]]
+
+
+def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[Stability]:
+    """How an attack's AUC depends on the timestep (paper, Figure stability), DIME at its largest tier.
+
+    The test half was only asked at the frozen timestep, so the calibration half is cut in two: at each t, everything
+    but t is chosen on the one part and measured on the other, both ways, and the two AUCs are averaged.
+    """
+    return [Stability(run.name, {name: _curve(run, name) for name in attacks if _has(run, name)}) for run in runs]
+
+
+def _has(run: Run, name: str) -> bool:
+    return any(row.attack == name for row in run.rows)
+
+
+def _curve(run: Run, name: str) -> dict[int, float]:
+    table = score_table.read_table(run.directory / "calibration")
+    split = pipeline.read_halves(run.directory).calibration
+    named = pipeline.read_json(run.directory / "run.json")["jobs"]
+    jobs = [planning.Job(get_attack(name), setting) for attack, setting in named if attack == name]
+    largest = max(job.setting.get("q", 1) for job in jobs)
+    by_time: dict[int, list[planning.Job]] = {}
+    for job in jobs:
+        if job.setting.get("q", 1) == largest:
+            by_time.setdefault(int(job.setting["t"]), []).append(job)
+    member = np.isin(table.index, split.member)
+    rng = np.random.default_rng(run.results["seed"])
+    first = np.zeros(len(member), bool)
+    for side in (member, ~member):
+        first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
+    return {t: _cross_fitted(table, by_time[t], member, first) for t in sorted(by_time)}
+
+
+def _cross_fitted(
+    table: score_table.ScoreTable, jobs: Sequence[planning.Job], member: np.ndarray, first: np.ndarray
+) -> float:
+    terms = [table.terms(job) for job in jobs]
+    usable = np.all([np.isfinite(columns).all(axis=0) for columns in terms], axis=0)
+    aucs = []
+    for chooses in (first & usable, ~first & usable):
+        pairs = [calibration.TermPair(c[:, chooses & member], c[:, chooses & ~member]) for c in terms]
+        frozen = calibration.calibrate(jobs[0].attack, table.schedule, [job.setting for job in jobs], pairs)
+        chosen = terms[[job.setting for job in jobs].index(frozen.setting)]
+        other = usable & ~chooses
+        aucs.append(metrics.auc(frozen.score(chosen[:, other & member]), frozen.score(chosen[:, other & ~member])))
+    return float(np.mean(aucs))
+
+
+def draw_stability(numbers: Sequence[Stability]) -> Figure:
+    """A panel per run, a line per attack."""
+    figure, axes = new_panels(len(numbers), height=2.6)
+    for panel, run in zip(axes[0], numbers):
+        for name, curve in run.curves.items():
+            panel.plot(list(curve), list(curve.values()), **SHOWN[name]._asdict(), label=get_attack(name).title)
+        panel.axhline(0.5, color="0.4", linewidth=0.8, zorder=1)
+        panel.set(title=run.run, xlabel="timestep $t$")
+    axes[0, 0].set_ylabel("AUC (cross-fitted)")
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------- efficiency frontier
+
+
+class Point(NamedTuple):
+    """What an attack gets for its queries."""
+
+    attack: str
+    queries: int
+    auc: metrics.Estimate
+    tpr_at_1pct_fpr: metrics.Estimate
+
+
+class Frontier(NamedTuple):
+    """All attacks and tiers of a run."""
+
+    run: str
+    points: list[Point]
+
+
+def frontier(runs: Sequence[Run]) -> list[Frontier]:
+    """AUC and TPR@1%FPR on the test half against queries per image."""
+
+    def point(row: Row) -> Point:
+        auc, tpr = (metrics.Estimate(**row.result[name]) for name in ("auc", "tpr_at_1pct_fpr"))
+        return Point(row.attack, row.queries, auc, tpr)
+
+    return [Frontier(run.name, [point(row) for row in run.rows if row.attack in SHOWN]) for run in runs]
+
+
+def draw_frontier(numbers: Sequence[Frontier]) -> Figure:
+    """A row per run: AUC and TPR against queries on a logarithmic axis, with intervals; tiers of an attack joined."""
+    figure, axes = figures.new_figure(len(numbers), 2, height=2.4 * len(numbers) + 0.5)
+    for row, run in zip(axes, numbers):
+        for panel, metric, label in zip(row, ("auc", "tpr_at_1pct_fpr"), ("AUC", "TPR @ 1% FPR")):
+            for offset, (name, series) in enumerate(SHOWN.items()):
+                points = sorted((point for point in run.points if point.attack == name), key=lambda p: p.queries)
+                if points:
+                    _draw_tiers(panel, points, metric, name, series, 1.04 ** (offset - len(SHOWN) / 2))
+            ticks = sorted({point.queries for point in run.points})
+            panel.set_xscale("log")
+            panel.set_xticks(_spread(ticks), _spread(ticks))
+            panel.set_xticks([], minor=True)
+            panel.set(title=run.run, xlabel="queries per image", ylabel=label)
+    figures.legend_below(figure, axes[0, 0])
+    return figure
+
+
+def _draw_tiers(
+    panel: Axes, points: Sequence[Point], metric: str, name: str, series: figures.Series, shift: float
+) -> None:
+    """One attack; `shift` moves it aside a little, so that intervals at equal cost do not cover each other."""
+    values = np.array([getattr(point, metric) for point in points])
+    queries = shift * np.array([point.queries for point in points])
+    errors = np.abs(values[:, 1:] - values[:, :1]).T
+    panel.errorbar(queries, values[:, 0], errors, **series._asdict(), elinewidth=0.6, label=get_attack(name).title)
+
+
+def _spread(ticks: Sequence[int]) -> list[int]:
+    """Ticks that are far enough apart on a logarithmic axis to be read."""
+    kept: list[int] = []
+    for tick in ticks:
+        if not kept or tick >= 1.4 * kept[-1]:
+            kept.append(tick)
+    return kept
+
+
+# ---------------------------------------------------------------------------------------------------------------- ROC
+
+
+class RocRun(NamedTuple):
+    """ROC curves [2, points] (FPR, TPR) by title; the least FPR that the test half can show."""
+
+    run: str
+    least_fpr: float
+    curves: dict[str, np.ndarray]
+
+
+def roc(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[RocRun]:
+    """ROC curves on the test half, each attack at its largest tier."""
+    found = []
+    for run in runs:
+        curves = {}
+        for name in attacks:
+            rows = [row for row in run.rows if row.attack == name]
+            if rows:
+                row = max(rows, key=lambda row: row.queries)
+                ((member, heldout),) = run.pair(row)
+                curve = metrics.roc_curve(member, heldout)
+                curves[name] = np.stack([curve.fpr, curve.tpr])
+        found.append(RocRun(run.name, 1 / int(np.sum(~run.member)), curves))
+    return found
+
+
+def draw_roc(numbers: Sequence[RocRun]) -> Figure:
+    """Both axes logarithmic, from the least FPR that can be seen; 1 % is marked."""
+    figure, axes = new_panels(len(numbers), height=3.6)
+    for panel, run in zip(axes[0], numbers):
+        for name, (fpr, tpr) in run.curves.items():
+            series = SHOWN[name]
+            panel.plot(
+                np.maximum(fpr, run.least_fpr / 2),
+                np.maximum(tpr, run.least_fpr / 2),
+                color=series.color,
+                linestyle=series.linestyle,
+                drawstyle="steps-post",
+                label=get_attack(name).title,
+            )
+        least = run.least_fpr / 2
+        panel.plot([least, 1], [least, 1], color="0.4", linewidth=0.8, zorder=1)
+        panel.axvline(0.01, color="0.6", linewidth=0.8, linestyle="--", zorder=1)
+        panel.set(title=run.run, xlabel="FPR", xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
+    axes[0, 0].set_ylabel("TPR")
+    figures.legend_below(figure, axes[0, 0])
+    return figure

@@ -1,0 +1,76 @@
+"""The images of a study and who is a member, from `config.data`: the same for training and for attacks."""
+
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections.config_dict import ConfigDict
+
+from dime_jax import _validate, data
+from experiments import generated
+from experiments.launch import on_first_process
+
+
+class Study(NamedTuple):
+    """A source and the split of it; a second, held-out source is joined to the first."""
+
+    source: data.Source
+    split: data.Split
+
+
+# Splits of one source by (source, size, seed).
+SPLITS: dict[str, Callable[[data.Source, int, int], data.Split]] = {
+    "random": data.random_split,
+    "sima_celeba": data.sima_celeba_split,
+    "identity": lambda source, size, seed: data.identity_split(source, size, seed=seed),
+}
+
+
+def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
+    """Open what `config.data` describes; with `data.generate`, write it to WORKDIR/generated before.
+
+    `data.split` is "file" (indices in `split_file`), one of SPLITS, "joined" (all of `source` are members, all of
+    `heldout` are not) or "per_class" (`split_size` of each class from both).
+    """
+    section = config.data
+    _validate.check_choice(section.split, ("file", *SPLITS, "joined", "per_class"), "config.data.split")
+    if section.generate:
+        directory = generated_directory(workdir)
+        on_first_process(lambda: generated.generate(section, directory, config.seed))
+        section = generated.located(section, directory)
+    source, split = _open(section)
+    rng = np.random.default_rng(section.split_seed)
+    member = _at_most(section.max_members, split.member, rng)
+    return Study(source, data.Split(member, _at_most(section.max_heldout, split.heldout, rng)))
+
+
+def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
+    """Where a workdir keeps what was generated."""
+    return pathlib.Path(workdir) / "generated"
+
+
+def _open(section: ConfigDict) -> Study:
+    for name in ("source", "heldout"):
+        if section[name].endswith(":"):
+            raise ValueError(f"expected a place after {section[name]!r}: give --config.data.{name}={section[name]}DIR")
+    source = data.open_source(section.source)
+    if section.split == "file":
+        if not section.split_file:
+            raise ValueError("expected a split file: give --config.data.split_file=FILE.npz")
+        return Study(source, data.read_split(section.split_file, source))
+    if section.split in SPLITS:
+        return Study(source, SPLITS[section.split](source, section.split_size, section.split_seed))
+    heldout = data.open_source(section.heldout, **section.heldout_options)
+    if section.split == "joined":
+        split = data.split_of_joined(source, heldout)
+    else:
+        split = data.per_class_split(source, heldout, section.split_size, section.split_seed)
+    return Study(data.join(source, heldout), split)
+
+
+def _at_most(size: int | None, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All of them, or `size` drawn at random, sorted."""
+    if size is None or size >= len(index):
+        return index
+    return np.sort(rng.choice(index, size=size, replace=False))

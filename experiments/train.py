@@ -1,0 +1,63 @@
+"""Train a denoiser on the members of a split, into WORKDIR/model; states, log and pictures go to WORKDIR/train.
+
+    python -m experiments.train --config=experiments/configs/digits.py --workdir=out/digits
+
+An interrupted run continues when it is started again, and ends with the same weights. `experiments.attack` with the
+same config and workdir attacks the model.
+"""
+
+import pathlib
+import shutil
+
+import jax
+from ml_collections.config_dict import ConfigDict
+
+from dime_jax import _validate, data, models, training
+from experiments.launch import launch, on_first_process
+from experiments.study import open_study
+
+_SPECS = {spec.kind: spec for spec in (models.DdpmUnetSpec, models.GuidedUnetSpec)}
+
+
+def model_spec(config: ConfigDict) -> models.ModelSpec:
+    """The network that `config.train` describes."""
+    fields = config.train.architecture.to_dict()
+    kind = fields.pop("kind")
+    _validate.check_choice(kind, list(_SPECS), "config.train.architecture.kind")
+    shape = tuple(config.train.image_shape)
+    return models.ModelSpec(architecture=_SPECS[kind](image_channels=shape[-1], **fields), image_shape=shape)
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
+    """Run or finish the training; returns the model directory, which also gets the split and the log."""
+    section, workdir = config.train, pathlib.Path(workdir)
+    study = open_study(config, workdir)
+    model = training.train(
+        workdir,
+        model_spec(config),
+        study.source,
+        study.split.member,
+        training.Recipe(**section.recipe),
+        options=training.Options(
+            log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
+        ),
+    )
+
+    def add_split_and_log() -> None:
+        data.write_split(model / "split.npz", study.split)
+        shutil.copy(workdir / "train" / "metrics.jsonl", model / "training_log.jsonl")
+
+    on_first_process(add_split_and_log)
+    return model
+
+
+def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
+    """Run, and say where the model is."""
+    del config_file
+    model = run(config, workdir)
+    if jax.process_index() == 0:
+        print(model)
+
+
+if __name__ == "__main__":
+    launch(main, "experiments/configs/digits.py")

@@ -1,0 +1,245 @@
+"""Whole audits of a model that remembers; what they say is checked against what was built in."""
+
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from memoriser import config, images, memoriser, source
+
+import dime_jax as dj
+from dime_jax import auditing, metrics, pipeline, score_table
+from dime_jax.auditing import record as records
+from dime_jax.report import html
+
+MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
+OTHERS = images(120, 8)
+# Half of the candidates are members as well, but are not among the known ones.
+MODEL = memoriser(np.concatenate([MEMBERS, CANDIDATES[:6]]))
+NAMES = [f"<img src=x onerror=alert({i})>" if i == 3 else f"candidate-{i}" for i in range(12)]
+ROLES = {
+    "members": source(MEMBERS, "m"),
+    "heldout": source(HELDOUT, "h"),
+    "candidates": source(CANDIDATES, "c", ids=NAMES),
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("audit")
+
+
+@pytest.fixture(scope="module")
+def result(directory):
+    return auditing.audit(config(directory, model=MODEL, **ROLES))
+
+
+@pytest.fixture
+def _no_page(monkeypatch):
+    """Figures and page take seconds, and are not what most tests are about."""
+    monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
+
+
+def test_it_finds_the_members_among_the_candidates(result, directory):
+    found = result.results["candidates"]
+    with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == NAMES
+    assert [row["verdict"] == "evidence of membership" for row in rows] == [True] * 6 + [False] * 6
+    assert (found["count"], found["evidence"]) == (12, 6)
+    assert found["set_test"]["statistic"] > 0.6
+    assert found["truth"] is None
+    assert result.results["headline"]["answer"].startswith("This model remembers its training images")
+    assert result.results["headline"]["alarms"] == []
+
+
+def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, directory):
+    halves = pipeline.read_halves(directory)
+    decider = records.read_record(directory).decider
+    table = score_table.read_table(directory / "candidates" / records.label(decider))
+    heldout = pipeline.frozen_scores(table, decider, halves.test.heldout)
+    with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        rank = np.sum(heldout <= float(row["score"]))
+        assert float(row["p_value"]) == pytest.approx((1 + rank) / (1 + len(halves.test.heldout)))
+    assert result.results["candidates"]["heldout"] == len(halves.test.heldout) == 60
+
+
+def test_the_calibration_half_chooses_who_decides(result, directory):
+    frozen = pipeline.read_calibrations(directory)
+    best = max(frozen, key=lambda one: one.auc)
+    assert result.results["decided_by"]["calibration_auc"] == best.auc
+    assert result.results["decided_by"]["chosen"] == "highest AUC on the calibration half"
+
+
+def test_results_have_all_that_is_promised(result, directory):
+    results = json.loads((directory / "results.json").read_text())
+    assert results == result.results
+    promised = {"schema_version", "results", "blind_baseline", "duplicates", "fingerprints", "precision", "seed"}
+    promised |= {"queries_made", "warnings", "candidates", "epsilon_lower_bound", "comparisons", "headline", "reversed"}
+    assert promised <= set(results)
+    rows = [(row["attack"], row["queries_per_image"]) for row in results["results"]]
+    assert sorted(rows) == [("dime", 2), ("pia_l2", 2), ("sima_l4", 1)]
+    assert results["blind_baseline"]["auc"]["low"] < 0.5 < results["blind_baseline"]["auc"]["high"]
+    assert not results["blind_baseline"]["explained"]
+    assert results["epsilon_lower_bound"]["epsilon"] > 0.5
+    assert "not a DP audit" in results["epsilon_lower_bound"]["label"]
+    tables = [directory / "calibration", directory / "test", *(directory / "candidates").iterdir()]
+    assert results["queries_made"] == sum(score_table.read_table(table).queries_made for table in tables)
+
+
+def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, directory):
+    (comparison,) = result.results["comparisons"]
+    assert (comparison["budget"], comparison["dime"]) == (2, "dime@2")
+    record = records.read_record(directory)
+    by_label = {records.label(one): one for one in record.calibrations}
+    best = max((one for name, one in by_label.items() if name != "dime@2"), key=lambda one: one.auc)
+    assert by_label[comparison["baseline"]].auc == best.auc
+    scores = [record.scores(by_label[comparison[side]]) for side in ("dime", "baseline")]
+    expected = metrics.auc(*scores[0]) - metrics.auc(*scores[1])
+    assert comparison["auc_difference"]["value"] == pytest.approx(expected)
+
+
+def test_repeating_it_asks_nothing_and_changes_nothing(result, directory):
+    before = {name: (directory / name).read_bytes() for name in ("results.json", "candidates.csv", "report.html")}
+
+    def silent(x, t):
+        raise AssertionError("asked again")
+
+    dumb = dj.Denoiser.from_function(silent, MODEL.schedule, MODEL.image_shape, name=MODEL.name)
+    auditing.audit(config(directory, model=dumb, **ROLES))
+    assert before == {name: (directory / name).read_bytes() for name in before}
+    (directory / "results.json").unlink()
+    (directory / "report.html").unlink()
+    auditing.report(directory)
+    assert before == {name: (directory / name).read_bytes() for name in before}
+
+
+def test_other_candidates_in_the_same_directory_are_refused(result, directory):
+    with pytest.raises(ValueError, match="cannot continue the score table"):
+        auditing.audit(config(directory, model=MODEL, **{**ROLES, "candidates": source(images(12, 5))}))
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_an_interrupted_audit_continues(result, directory, tmp_path):
+    calls = 0
+
+    def fails_once(x, t):
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise KeyboardInterrupt
+        return MODEL.eps(x, t)
+
+    model = dj.Denoiser.from_function(fails_once, MODEL.schedule, MODEL.image_shape, name=MODEL.name)
+    with pytest.raises(KeyboardInterrupt):
+        auditing.audit(config(tmp_path, model=model, **ROLES))
+    again = auditing.audit(config(tmp_path, model=model, **ROLES)).results
+    assert again["headline"] == result.results["headline"]
+    assert [row["auc"] for row in again["results"]] == [row["auc"] for row in result.results["results"]]
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_the_attack_that_decides_can_be_named(tmp_path):
+    result = auditing.audit(config(tmp_path, model=MODEL, decide_with="sima_l4@1", **ROLES))
+    assert result.results["decided_by"]["attack"] == "sima_l4"
+    assert result.results["decided_by"]["chosen"] == "asked for"
+    with pytest.raises(ValueError, match=r"unknown attack 'dime@7' to decide with; expected one of .*dime@2"):
+        auditing.audit(config(tmp_path, model=MODEL, decide_with="dime@7", **ROLES))
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_swapped_sets_are_said_loudly_and_nothing_is_decided(tmp_path):
+    swapped = {**ROLES, "members": ROLES["heldout"], "heldout": ROLES["members"]}
+    results = auditing.audit(config(tmp_path, model=MODEL, **swapped)).results
+    assert results["headline"]["answer"].startswith("The wrong way round")
+    assert "below chance" in results["headline"]["alarms"][0]
+    assert results["reversed"]["auc"]["high"] < 0.5
+    assert (results["candidates"]["evidence"], results["candidates"]["can_decide"]) == (0, False)
+    assert results["candidates"]["cannot_tell"] == 12
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_a_model_that_remembers_something_else_shows_nothing(tmp_path):
+    results = auditing.audit(config(tmp_path, model=memoriser(OTHERS), **ROLES)).results
+    assert results["headline"]["answer"] == "No sign that this model remembers its training images."
+    assert results["candidates"]["evidence"] == 0
+    assert results["epsilon_lower_bound"]["epsilon"] == 0
+    assert results["reversed"] is None
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_sets_that_differ_without_the_model_explain_the_result(tmp_path):
+    bright, dark = images(120, 0), images(120, 1, brightest=140)
+    roles = {"members": source(bright, "m"), "heldout": source(dark, "h")}
+    results = auditing.audit(config(tmp_path, model=memoriser(images(120, 7)), **roles)).results
+    blind = results["blind_baseline"]
+    assert blind["fires"]
+    assert blind["auc"]["low"] > 0.9
+    assert results["headline"]["alarms"]
+    assert "never saw the model" in " ".join(results["headline"]["alarms"])
+    assert not results["headline"]["answer"].startswith("This model remembers")
+
+
+def test_without_known_members_theory_weights_decide(tmp_path):
+    roles = {name: ROLES[name] for name in ("heldout", "candidates")}
+    result = auditing.audit(config(tmp_path, model=MODEL, **roles))
+    results = result.results
+    assert results["results"] == []
+    assert results["blind_baseline"] is None
+    assert results["epsilon_lower_bound"] is None
+    assert results["decided_by"]["setting"] == {"t": 70, "gamma": 0.1, "q": 1}
+    assert results["candidates"]["heldout"] == 120  # all of them: nothing was calibrated
+    assert results["candidates"]["evidence"] == 6
+    assert results["headline"]["answer"] == "6 of 12 candidates show evidence of membership."
+    assert "finding nothing means little" in results["headline"]["detail"]
+    assert auditing.report(tmp_path).results == results
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_what_depends_on_the_batch_tells_nobody_apart(tmp_path):
+    """A model whose answers differ from batch to batch by far more than from image to image."""
+    calls = iter(range(10**6))
+
+    def moody(x, t):
+        return np.asarray(x) * (1 + next(calls) % 7)
+
+    model = dj.Denoiser.from_function(moody, MODEL.schedule, MODEL.image_shape, name="moody")
+    roles = {**ROLES, "members": source(OTHERS, "m"), "candidates": source(images(40, 5), "c")}
+    results = auditing.audit(config(tmp_path, model=model, **roles)).results
+    assert all(row["auc"]["low"] < 0.55 and row["auc"]["high"] > 0.45 for row in results["results"])
+    assert results["candidates"]["set_test"]["p_value"] > 0.01
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_owners_count_together(tmp_path):
+    lines = [f"candidate-{i},{'one' if i < 6 else 'two'}" for i in range(12) if i != 3]
+    (tmp_path / "groups.csv").write_text("\n".join(["id,group", *lines, f"{NAMES[3]},one"]), encoding="utf-8")
+    settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
+    test = auditing.audit(settings).results["candidates"]["set_test"]
+    assert (test["n"], test["n_groups"]) == (12, 2)
+    assert test["p_value"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"level": 1.0}, "expected 0 < level < 1, got level=1.0"),
+        ({"profile": "slow"}, "unknown profile 'slow'; expected one of quick, paper"),
+        ({"images": "digits"}, "expected images and split together"),
+        ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **change)
+
+
+def test_settings_are_written_down(result):
+    settings = result.results["settings"]
+    assert settings["members"] == "m"
+    assert settings["model"] == "memoriser"
+    assert "output" not in settings
+    assert set(settings) <= {field.name for field in dataclasses.fields(auditing.AuditConfig)}

@@ -1,0 +1,67 @@
+"""The deletion check: a model with and without some images."""
+
+import json
+
+import numpy as np
+import pytest
+from memoriser import config, images, memoriser, source
+
+from dime_jax import auditing, score_table
+from dime_jax.report import html
+
+KEPT, DELETED, HELDOUT = images(80, 0), images(10, 2), images(100, 21)
+WITH = memoriser(np.concatenate([KEPT, DELETED]), "with")
+WITHOUT = memoriser(KEPT, "without")
+ROLES = {"heldout": source(HELDOUT, "h"), "candidates": source(DELETED, "c")}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def result(directory):
+    return auditing.compare(config(directory, model=WITH, members=source(KEPT, "m"), **ROLES), WITHOUT)
+
+
+def test_a_deletion_shows(result):
+    results = result.results
+    assert results["verdict"] == "no evidence of membership after"
+    assert results["set_before"]["p_value"] < 0.01
+    assert results["set_after"]["p_value"] > 0.05
+    assert results["flagged"]["before"] == 10
+    assert results["flagged"]["after"] <= 2
+    assert results["headline"]["answer"] == "The images no longer look like training images."
+
+
+def test_everything_is_frozen_on_the_model_before(result, directory):
+    manifests = {name: score_table.read_manifest(directory / name)["identity"] for name in ("before", "after")}
+    assert manifests["before"]["settings"] == manifests["after"]["settings"]
+    assert manifests["before"]["data"] == manifests["after"]["data"]
+    assert score_table.read_manifest(directory / "calibration")["identity"]["model"] == WITH.fingerprint
+    assert result.results["facts"]["images"]["heldout"] == 50  # the half that chose nothing
+
+
+def test_it_is_written_again_without_the_models(result, directory):
+    before = {name: (directory / name).read_bytes() for name in ("compare.json", "candidates.csv", "report.html")}
+    assert auditing.report_comparison(directory).results == json.loads(before["compare.json"])
+    assert before == {name: (directory / name).read_bytes() for name in before}
+
+
+def test_nothing_deleted_remains(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "write_comparison", lambda directory, *_: directory / "report.html")
+    twin = memoriser(np.concatenate([DELETED, KEPT]), "twin")
+    results = auditing.compare(config(tmp_path, model=WITH, **ROLES), twin).results  # no members: theory weights
+    assert results["verdict"] == "evidence of membership remains"
+    assert results["facts"]["theory_setting"] == {"t": 70, "gamma": 0.1, "q": 1}
+    assert results["flagged"] == {"before": 10, "after": 10}
+
+
+def test_bad_pairs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected two different models, got function:with twice"):
+        auditing.compare(config(tmp_path, model=WITH, **ROLES), WITH)
+    with pytest.raises(ValueError, match="expected candidates"):
+        auditing.compare(config(tmp_path, model=WITH, heldout=ROLES["heldout"]), WITHOUT)
+    with pytest.raises(ValueError, match="holds no comparison"):
+        auditing.report_comparison(tmp_path)

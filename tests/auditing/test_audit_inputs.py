@@ -1,0 +1,171 @@
+"""What an audit is given: traps are answered in one line, before any query."""
+
+import json
+
+import numpy as np
+import pytest
+from memoriser import SHAPE, config, images, memoriser, source
+from PIL import Image
+
+import dime_jax as dj
+from dime_jax.auditing import images as audit_images
+from dime_jax.auditing import opening
+
+MODEL = memoriser(images(30, 0))
+MEMBERS, HELDOUT = source(images(60, 0), "m"), source(images(60, 1), "h")
+
+
+def opened(tmp_path, **settings):
+    return audit_images.open_images(config(tmp_path, **settings), MODEL)
+
+
+def folder(path, pixels):
+    path.mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(path / f"{number:03}.png")
+    return str(path)
+
+
+def test_roles_are_joined_in_one_source(tmp_path):
+    candidates = source(images(5, 2), "c", ids=[f"x{i}" for i in range(5)])
+    found = opened(tmp_path, members=MEMBERS, heldout=HELDOUT, candidates=candidates)
+    assert [found.source.ids[i] for i in found.candidates] == ["x0", "x1", "x2", "x3", "x4"]
+    np.testing.assert_array_equal(found.source[int(found.split.heldout[0])].image, HELDOUT[0].image)
+    np.testing.assert_array_equal(found.source[int(found.candidates[3])].image, candidates[3].image)
+    assert found.warnings == []
+
+
+def test_each_source_keeps_its_own_preprocessing(tmp_path):
+    digits = dj.data.open_source("digits")
+    found = opened(tmp_path, members=digits, heldout=HELDOUT)
+    transform = dj.data.transform_for(found.source, SHAPE)
+    np.testing.assert_allclose(
+        transform(found.source[7].image), digits[7].image.astype(np.float32) / 127.5 - 1, atol=1e-6
+    )
+
+
+def test_the_same_folder_twice_is_refused(tmp_path):
+    place = folder(tmp_path / "a", images(30, 0))
+    with pytest.raises(ValueError, match=r"expected members and held-out images to be different images, got 30 of 30"):
+        opened(tmp_path, members=place, heldout=place)
+    with pytest.raises(ValueError, match="expected candidates and held-out images to be different images"):
+        opened(tmp_path, members=MEMBERS, heldout=HELDOUT, candidates=HELDOUT)
+
+
+def test_copies_across_roles_are_left_out_with_a_warning(tmp_path):
+    heldout = source(np.concatenate([images(60, 1), images(60, 0)[:3]]), "h")
+    candidates = source(np.concatenate([images(60, 0)[10:12], images(60, 1)[:1], images(20, 5)]), "c")
+    found = opened(tmp_path, members=MEMBERS, heldout=heldout, candidates=candidates)
+    assert (len(found.split.member), len(found.split.heldout)) == (60 - 3 - 2, 60 - 1)
+    assert found.duplicates["across_member_heldout"] == 3
+    assert (found.duplicates["candidates_among_members"], found.duplicates["candidates_among_heldout"]) == (2, 1)
+    assert [warning.split()[0] for warning in found.warnings] == ["6", "2", "1"]
+
+
+def test_fewer_than_twenty_images_are_refused(tmp_path):
+    few = source(images(19, 3), "few")
+    with pytest.raises(ValueError, match="expected at least 20 members, got 19"):
+        opened(tmp_path, members=few, heldout=HELDOUT)
+    with pytest.raises(ValueError, match="expected at least 20 held-out images, got 19"):
+        opened(tmp_path, members=MEMBERS, heldout=few)
+
+
+def test_images_of_the_wrong_size(tmp_path):
+    small, large = source(images(30, 3, (6, 8, 1)), "small"), source(images(30, 4, (16, 12, 1)), "large")
+    with pytest.raises(ValueError, match=r"expected members of at least 8x8, the model's size, got 30 of 6x8"):
+        opened(tmp_path, members=small, heldout=HELDOUT)
+    found = opened(tmp_path, members=large, heldout=HELDOUT)
+    assert "30 of 30 members were resized to the model's 8x8 (most are 16x12)" in found.warnings[0]
+    assert "members and held-out images come in different sizes" in found.warnings[1]
+
+
+def test_a_class_conditional_model_needs_labels(tmp_path):
+    model = memoriser(images(30, 0), num_classes=10)
+    settings = config(tmp_path, members=MEMBERS, heldout=HELDOUT)
+    with pytest.raises(ValueError, match="is class-conditional: expected class labels for all images"):
+        audit_images.open_images(settings, model)
+    ids = [f"members/{id}" for id in MEMBERS.ids] + [f"heldout/{id}" for id in HELDOUT.ids]
+    lines = [f"{id},{number % 10}" for number, id in enumerate(ids)]
+    labels = tmp_path / "labels.csv"
+    labels.write_text("\n".join(["id,label", *lines]))
+    settings = config(tmp_path, members=MEMBERS, heldout=HELDOUT, labels=labels)
+    found = audit_images.open_images(settings, model)
+    assert found.source.labels[63] == 3
+    labels.write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match=r"expected a label for each image in .*, got none for 'heldout/h-00059'"):
+        audit_images.open_images(settings, model)
+    labels.write_text("a,b")
+    with pytest.raises(ValueError, match="expected lines id,label"):
+        audit_images.open_images(settings, model)
+
+
+def test_more_images_than_the_profile_uses_are_not_opened(tmp_path):
+    reads = []
+    pixels = images(200, 3)
+
+    def read(index):
+        reads.append(index)
+        return pixels[index]
+
+    many = dj.data.Source("many", [f"{i}" for i in range(200)], read)
+    found = opened(tmp_path, members=many, heldout=HELDOUT, calibration_size=10, test_size=15)
+    assert len(found.split.member) == 30
+    assert set(reads) == set(found.split.member.tolist())
+
+
+def test_held_out_images_are_needed_for_other_shapes_than_the_example(tmp_path):
+    model = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (32, 32, 3))
+    with pytest.raises(ValueError, match=r"expected --heldout: .* this model takes \[32, 32, 3\]"):
+        audit_images.open_images(config(tmp_path, members=MEMBERS), model)
+
+
+def test_nothing_to_find(tmp_path):
+    with pytest.raises(ValueError, match="expected --candidates or --members"):
+        opened(tmp_path, heldout=HELDOUT)
+
+
+def test_a_split_file_names_members_and_held_out_images(tmp_path):
+    dj.data.write_split(tmp_path / "split.npz", dj.data.Split(np.arange(30), np.arange(30, 60)))
+    found = opened(tmp_path, images=MEMBERS, split=tmp_path / "split.npz")
+    np.testing.assert_array_equal(found.split.heldout, np.arange(30, 60))
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def pipeline_folder(path, parts, network="UNet2DModel"):
+    path.mkdir()
+    index = {"_class_name": "SomePipeline", **{part: ["library", "Class"] for part in parts}, "safety": [None, None]}
+    (path / "model_index.json").write_text(json.dumps(index))
+    (path / "unet").mkdir()
+    (path / "unet" / "config.json").write_text(json.dumps({"_class_name": network}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("parts", "network", "why"),
+    [
+        (["vae", "unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a latent-diffusion"),
+        (["vqvae", "unet"], "UNet2DModel", r"latent-diffusion model \(it holds vqvae\)"),
+        (["unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a text-to-image model"),
+        (["unet"], "UNet2DConditionModel", r"text-to-image model \(it holds UNet2DConditionModel\)"),
+    ],
+)
+def test_latent_and_text_models_are_refused_with_the_reason(tmp_path, parts, network, why):
+    with pytest.raises(ValueError, match=why) as error:
+        opening.open_model(pipeline_folder(tmp_path / "model", parts, network), tmp_path / "cache")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_latent_checkpoint_is_told_by_its_tensors(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"first_stage_model.decoder.weight": np.zeros(2, np.float32)}, tmp_path / "sd.safetensors")
+    with pytest.raises(ValueError, match="latent-diffusion model"):
+        opening.open_model(tmp_path / "sd.safetensors", tmp_path / "cache")
+
+
+def test_a_missing_model_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match="no model directory 'nowhere', and no shipped model of that name"):
+        opening.open_model("nowhere", tmp_path)

@@ -1,0 +1,144 @@
+"""report.html as text, and as a browser shows it."""
+
+import html as text
+import re
+
+import numpy as np
+import pytest
+from chromium import BROWSER, Page
+from memoriser import config, images, memoriser, source
+
+from dime_jax import auditing
+from dime_jax.report import html
+
+HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>"
+CANDIDATES = images(6, 2)
+NAMES = [HOSTILE, *(f"candidate-{i}" for i in range(1, 6))]
+
+in_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    members = images(60, 0)
+    return auditing.audit(
+        config(
+            tmp_path_factory.mktemp("audit"),
+            model=memoriser(np.concatenate([members, CANDIDATES]), "<b>model</b>"),
+            members=source(members, "m"),
+            heldout=source(images(60, 21), "h"),
+            candidates=source(CANDIDATES, "c", ids=NAMES),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return report.report.read_text(encoding="utf-8")
+
+
+def test_it_answers_first(report, page):
+    headline = report.results["headline"]
+    body = page[page.index("<body>") :].replace("\N{NO-BREAK SPACE}", " ")
+    assert text.escape(headline["answer"]) in body[: body.index("<dl")]
+    assert text.escape(headline["detail"]) in body[: body.index("<dl")]
+
+
+def test_names_stay_text(page):
+    assert HOSTILE not in page
+    assert str(text.escape(HOSTILE)) in page
+    assert "<b>model</b>" not in page
+
+
+def test_it_is_one_file(page):
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
+    assert not re.findall(r"https?://(?!www\.w3\.org)", page)
+    assert "default-src 'none'" in page
+
+
+def test_every_number_has_its_interval_and_its_false_alarms(report, page):
+    for row in report.results["results"]:
+        for metric in ("auc", "asr", "tpr_at_1pct_fpr"):
+            value, low, high = (f"{100 * row[metric][key]:.1f}" for key in ("value", "low", "high"))
+            assert f'{value} <span class="range">{low}–{high}</span>' in page
+    assert page.count("FP (rate)") == 1
+
+
+def test_figures_are_files_too(report):
+    names = {"roc", "scores", "budget", "timesteps", "terms", "p_values"}
+    files = {file.name for file in (report.directory / "figures").iterdir()}
+    assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+
+
+def test_inline_svg_follows_the_page():
+    svg = (
+        '<?xml version="1.0"?><svg xmlns="x" width="9pt" viewBox="0 0 9 9" version="1.1"><metadata>1</metadata>'
+        '<g id="a" style="fill: #0072b2; font: 8px \'DejaVu Sans\', sans-serif"/><use xlink:href="#a"/></svg>'
+    )
+    assert html.inline_svg(svg, "roc", '"<alt>') == (
+        '<svg viewBox="0 0 9 9" role="img" aria-label="&#34;&lt;alt&gt;">'
+        '<g id="roc-a" style="fill: var(--accent); font: 8px var(--sans)"/><use xlink:href="#roc-a"/></svg>'
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(report):
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    with Page(report.report) as opened:
+        yield opened
+
+
+@in_browser
+def test_nothing_is_fetched_and_nothing_fails(browser):
+    requests = [event["request"]["url"] for event in browser.named("Network.requestWillBeSent")]
+    assert [url for url in requests if not url.startswith(("data:", "file:///"))] == []
+    assert sum(url.startswith("file:") for url in requests) == 1  # the page itself
+    assert browser.named("Runtime.exceptionThrown") == []
+    assert browser.named("Log.entryAdded") == []
+    assert browser.named("Page.javascriptDialogOpening") == []
+
+
+@in_browser
+def test_every_figure_and_picture_renders(browser):
+    sizes = browser.run(
+        "[...document.querySelectorAll('figure svg')].map(s => [s.getBoundingClientRect().width,"
+        " s.querySelectorAll('path').length, s.querySelectorAll('text').length, s.getAttribute('aria-label').length])"
+    )
+    assert len(sizes) == 6
+    assert all(width > 200 and paths > 5 and texts > 3 and alt > 20 for width, paths, texts, alt in sizes)
+    pictures = browser.run("[...document.images].map(i => i.complete && i.naturalWidth)")
+    assert len(pictures) >= 6
+    assert all(pictures)
+    assert browser.run("document.querySelectorAll('img:not([alt])').length") == 0
+
+
+@in_browser
+def test_a_hostile_name_stays_text(browser):
+    assert browser.run("document.querySelectorAll('script').length") == 1
+    names = browser.run("[...document.querySelectorAll('#candidates tbody th')].map(c => c.textContent)")
+    assert sorted(names) == sorted(NAMES)
+
+
+@in_browser
+def test_the_table_sorts_both_ways(browser):
+    def column():
+        cells = "[...document.querySelectorAll('#attacks tbody tr')].map(r => +r.cells[2].dataset.sort)"
+        browser.run("document.querySelectorAll('#attacks th button')[2].click()")
+        return browser.run(cells)
+
+    rising, falling = column(), column()
+    assert rising == sorted(rising)
+    assert falling == sorted(rising, reverse=True)
+    assert browser.run("document.querySelectorAll('#attacks th')[2].getAttribute('aria-sort')") == "descending"
+
+
+@in_browser
+def test_it_fits_a_phone_and_changes_with_the_dark(browser):
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    colors = {}
+    for scheme in ("light", "dark"):
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        colors[scheme] = browser.run("getComputedStyle(document.querySelector('figure svg text')).fill")
+    assert colors["light"] != colors["dark"]

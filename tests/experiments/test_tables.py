@@ -1,0 +1,234 @@
+"""Tables from score tables: against the metrics of plain arrays, and what may stand beside the paper's values."""
+
+import csv
+import io
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from small_runs import make_run, pretend
+
+import dime_jax as dj
+from dime_jax import models, pipeline, planning
+from experiments import costs, paper_values, runs, tables
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A run of every attack at one timestep."""
+    directory = tmp_path_factory.mktemp("run") / "attack"
+    jobs = planning.grid_jobs(None, "quick", settings=[{"t": 120, "gamma": 0.4}])
+    make_run(directory, jobs, size=120, member_scale=0.5, heldout_scale=0.6, seed=3)
+    return directory
+
+
+@pytest.fixture
+def run(directory):
+    pretend(directory, "cifar10", "paper")
+    return runs.read_run(directory)
+
+
+def row_of(run, attack, q=None):
+    (row,) = [row for row in run.rows if (row.attack, row.q) == (attack, q)]
+    return row
+
+
+class TestRun:
+    def test_numbers_are_those_of_the_scores(self, run):
+        for attack, q in (("loss", None), ("sima_mc_vector", 10), ("dime", 30)):
+            row = row_of(run, attack, q)
+            member, heldout = row.scores[run.member], row.scores[~run.member]
+            naive = np.mean(np.sign(heldout[None] - member[:, None])) / 2 + 0.5
+            assert row.result["auc"]["value"] == pytest.approx(naive, abs=1e-12)
+        assert run.sizes == ((60, 60), (60, 60))
+
+    def test_every_row_of_the_issue_is_there(self, run):
+        assert [row.title for row in run.rows] == [
+            "Loss",
+            "PIA (l2)",
+            "PIA (l4)",
+            "PIAN (l4)",
+            "SecMI_stat",
+            "SimA (l4)",
+            "SimA-MC (l4, norms) 10",
+            "SimA-MC (l4, norms) 30",
+            "SimA-MC (l4, vector) 10",
+            "SimA-MC (l4, vector) 30",
+            "DIME 1+1",
+            "DIME 10+1",
+            "DIME 30+1",
+            "DIME central 2",
+            "DIME central 10",
+            "DIME central 30",
+            "DIME theory weights 1+1",
+            "DIME theory weights 10+1",
+            "DIME theory weights 30+1",
+            "Level only (B²) 1",
+            "Level only (B²) 10",
+            "Level only (B²) 30",
+            "Crowding only (V) 1+1",
+            "Crowding only (V) 10+1",
+            "Crowding only (V) 30+1",
+        ]
+
+    def test_it_says_how_to_repeat_it(self, directory):
+        pretend(directory, "cifar10", "laptop", data__source="cifar10:DIR", attack__tiers=[1, 10])
+        run = runs.read_run(directory)
+        assert run.overrides() == {"data.source": "cifar10:DIR", "attack.tiers": [1, 10]}
+        train, attack = run.commands()
+        assert train.startswith("python -m experiments.train --config=experiments/configs/cifar10.py:laptop")
+        assert attack.endswith("--workdir=W --config.data.source=cifar10:DIR --config.attack.tiers='(1, 10)'")
+
+    def test_a_variant_without_name_is_the_default(self, directory):
+        pretend(directory, "cifar10", "paper")
+        contents = json.loads((directory / "config.json").read_text())
+        contents["file"] = "experiments/configs/cifar10.py"
+        (directory / "config.json").write_text(json.dumps(contents))
+        assert runs.read_run(directory).name == "cifar10:paper"
+
+    def test_other_directories_are_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"is no run of experiments\.attack: no config\.json in it"):
+            runs.read_run(tmp_path)
+
+
+class TestPapersValues:
+    def test_they_stand_beside_the_same_statistic(self, run):
+        paper = {(line.row.attack, line.row.q): line.paper for line in tables.make_table(run).lines if line.paper}
+        assert set(paper) == set(paper_values.ROWS)
+        assert paper["pia_l2", None].auc == 88.58
+        assert paper["sima_mc_vector", 30] == (85.15, 92.00, 16.14)
+        assert paper["dime", 10].tpr_at_1pct_fpr == 47.23
+
+    @pytest.mark.parametrize(
+        ("study", "variant", "changes", "shown"),
+        [
+            ("cifar10", "paper", {"data__source": "cifar10:/x", "attack__micro_batch": 4}, True),
+            ("cifar10", "paper", {"attack__test_size": 100}, False),
+            ("cifar10", "laptop", {}, False),
+            ("imagenet256", "paper", {}, False),
+            ("imagenet256", "as_published", {}, True),
+            ("celeba", "paper", {"data__split": "sima_celeba"}, False),
+        ],
+    )
+    def test_only_where_the_setting_is_the_same(self, directory, study, variant, changes, shown):
+        pretend(directory, study, variant, **changes)
+        lines = tables.make_table(runs.read_run(directory)).lines
+        assert any(line.paper for line in lines) == shown
+
+    def test_dp_table_by_epsilon(self):
+        assert paper_values.published("dp_celeba", 4)["pia_l2", None].auc == 48.1
+        assert paper_values.published("dp_celeba")["dime", 10] == (79.8, 86.9, 22.40)
+        assert paper_values.published("digits") == {}
+
+
+class TestLead:
+    def test_against_the_best_calibrated_baseline_at_no_more_queries(self, run):
+        for row in run.rows:
+            lead = tables.lead(run, row)
+            if row.attack in tables.BASELINES:
+                assert lead is None
+                continue
+            rivals = [r for r in run.rows if r.attack in tables.BASELINES and r.queries <= row.queries]
+            assert lead.baseline.queries <= row.queries
+            assert lead.baseline.calibration.auc == max(r.calibration.auc for r in rivals)
+            difference = row.result["auc"]["value"] - lead.baseline.result["auc"]["value"]
+            assert lead.auc.value == pytest.approx(difference, abs=1e-12)
+            assert 0 <= lead.p_value <= 1
+
+    def test_images_without_an_answer_are_left_out_of_both(self, run):
+        row, other = row_of(run, "dime", 1), row_of(run, "loss")
+        scores = row.scores.copy()
+        scores[np.flatnonzero(run.member)[:7]] = np.nan
+        first, second = run.pair(row._replace(scores=scores), other)
+        assert len(first[0]) == len(second[0]) == 53
+        np.testing.assert_array_equal(second[0], other.scores[run.member][7:])
+
+
+class TestRendering:
+    def test_the_formats_hold_the_same_numbers(self, run):
+        table = tables.make_table(run)
+        dime = row_of(run, "dime", 10)
+        values = [f"{100 * dime.result[name]['value']:.1f}" for name in tables.METRICS]
+        (markdown,) = [line for line in tables.to_markdown(table).splitlines() if line.startswith("| DIME 10+1 ")]
+        (latex,) = [line for line in tables.to_latex(table).splitlines() if line.startswith("DIME 10+1 ")]
+        assert re.findall(r"([\d.]+) \[[\d., ]+\]<br>\*paper ([\d.]+)\*", markdown) == list(
+            zip(values, ["86.43", "93.35", "47.23"])
+        )
+        assert re.findall(r"([\d.]+) \[[\d., ]+\] \(([\d.]+)\)", latex) == list(
+            zip(values, ["86.43", "93.35", "47.23"])
+        )
+        (record,) = [r for r in csv.DictReader(io.StringIO(tables.to_csv([table]))) if r["title"] == "DIME 10+1"]
+        assert float(record["auc"]) == dime.result["auc"]["value"]
+        assert float(record["paper_auc"]) == 0.9335
+        assert int(record["queries_per_image"]) == 11
+
+    def test_latex_has_no_bare_specials(self, run):
+        for line in tables.to_latex(tables.make_table(run)).splitlines():
+            assert not re.search(r"(?<!\\)[_#]", line), line
+            assert line.startswith("%") or not re.search(r"(?<!\\)%", line), line
+            assert line.isascii() or line.startswith("%")
+
+    def test_results_page_leads_from_numbers_to_tables(self, directory, tmp_path):
+        pretend(directory, "cifar10", "laptop")
+        page = directory.parent / "RESULTS.md"
+        text = tables.results_page([tables.make_table(runs.read_run(directory))], page)
+        results = pipeline.evaluation(directory)
+        for fact in (
+            "`experiments/configs/cifar10.py`, variant `laptop`",
+            "python -m experiments.attack --config=experiments/configs/cifar10.py:laptop --workdir=W\n",
+            "- seed: 0",
+            f"`{results['fingerprints']['model'][:16]}`",
+            f"`{results['fingerprints']['test_data'][:16]}`",
+            f"{results['queries_made']:,}",
+            "[test](attack/test)",
+            "calibration 60 + 60, test 60 + 60",
+        ):
+            assert fact in text, fact
+        elsewhere = tables.results_page([tables.make_table(runs.read_run(directory))], tmp_path / "RESULTS.md")
+        assert "`W/attack/test`" in elsewhere
+
+    def test_no_runs(self, tmp_path):
+        with pytest.raises(ValueError, match="expected at least one run directory"):
+            tables.write_tables([], pathlib.Path(tmp_path))
+
+
+class TestCosts:
+    def test_queries_of_the_papers_cifar_run(self):
+        one = costs.cost("cifar10")
+        assert one.images == (1000, 25_000)
+        # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
+        # noise is Loss's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA: 16 each.
+        shared = 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16
+        walk = one.calibration_per_image - shared  # SecMI walks once to t = 300, and back from each of its 16 stops
+        assert 30 <= walk <= 50
+        # At most: 1 + 2 + 2 + 2 + SecMI + 1; SimA-MC twice 40; DIME, theory and crowding 44; central 42; level 41.
+        secmi = planning.Job(dj.attacks.get_attack("secmi"), {"t": 300, "k": 10}).queries
+        assert one.test_per_image == 8 + secmi + 80 + 3 * 44 + 42 + 41
+        assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
+
+    def test_hours_are_queries_times_seconds(self):
+        one = costs.Cost("cifar10", (100, 200), 7, 5)
+        assert one.queries == 1700
+        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 |")
+        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  |")
+
+    def test_networks_are_the_papers(self):
+        networks = costs.networks()
+        shapes = models.param_shapes(networks["ddpm"].architecture)
+        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 35_746_307
+        assert networks["guided"].architecture.level_channels == (256, 256, 512, 512, 1024, 1024)
+        assert networks["guided"].architecture.num_classes == 1000
+
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("directory", sorted(path.parent for path in (DOCS / "results").glob("**/config.json")))
+def test_results_page_is_what_the_kept_score_tables_give(directory):
+    table = tables.make_table(runs.read_run(directory))
+    page = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
+    assert table.title in page
+    assert tables.to_markdown(table) in page

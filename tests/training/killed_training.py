@@ -1,0 +1,22 @@
+"""A training run in a process of its own, to be killed: python killed_training.py WORKDIR STEPS [largest file]."""
+
+import resource
+import sys
+
+import jax
+import numpy as np
+import tiny
+
+from dime_jax import training
+
+
+def main(workdir, steps, largest_file=None):
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest_file), int(largest_file)))
+    options = training.Options(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
+    spec, recipe = tiny.spec(dropout=0.1), tiny.recipe(steps=int(steps))
+    training.train(workdir, spec, tiny.source(), np.arange(6), recipe, options=options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

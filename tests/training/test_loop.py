@@ -1,0 +1,212 @@
+"""Whole runs: killed and continued, on other devices, longer, and everything that is refused."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import dime_jax as dj
+from dime_jax import checkpoints, data, training
+
+SPEC = tiny.spec(dropout=0.1)
+SCRIPT = pathlib.Path(__file__).with_name("killed_training.py")
+STEPS = 40
+
+
+def start(workdir, cache, *arguments):
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    command = [sys.executable, str(SCRIPT), str(workdir), str(STEPS), *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=environment, **pipes)
+
+
+def finish(process):
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    return out
+
+
+def failure(process):
+    """The errors about files that a failed process told, without what orbax tells as well."""
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 1
+    return [line for line in error.splitlines() if line.startswith("ValueError: /")]
+
+
+def train(workdir, devices=1, **options):
+    steps = options.pop("steps", STEPS)
+    options = training.Options(
+        **{"log_every": 5, "save_every": 5, "silent": True, "devices": jax.devices()[:devices], **options}
+    )
+    return training.train(workdir, SPEC, tiny.source(), np.arange(6), tiny.recipe(steps=steps), options=options)
+
+
+def variables(model):
+    return checkpoints.load_denoiser(model).params
+
+
+def logged(workdir):
+    lines = (workdir / "train" / "metrics.jsonl").read_text().splitlines()
+    return [(line["step"], line["loss"]) for line in map(json.loads, lines)]
+
+
+def equal(first, second):
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
+
+
+def apart(first, second):
+    """The largest difference between two trees."""
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), first, second)))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A run on one device that nobody disturbs."""
+    workdir = tmp_path_factory.mktemp("unbroken")
+    train(workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The first half of the same run."""
+    workdir = tmp_path_factory.mktemp("half")
+    train(workdir, steps=STEPS // 2)
+    return workdir
+
+
+def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path, compilation_cache):
+    process = start(tmp_path, compilation_cache)
+    log = tmp_path / "train" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= 3):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    finish(start(tmp_path, compilation_cache))
+    assert equal(variables(unbroken / "model"), variables(tmp_path / "model"))
+    assert logged(unbroken) == logged(tmp_path)
+    assert [step for step, _ in logged(unbroken)] == list(range(5, STEPS + 1, 5))
+
+
+def test_stopped_and_continued_on_two_devices_it_stays_close(unbroken, half, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(half, workdir)
+    train(workdir, devices=2)
+    assert apart(variables(half / "model"), variables(unbroken / "model")) > 1e-3  # 20 updates do change the weights
+    assert apart(variables(workdir / "model"), variables(unbroken / "model")) < 1e-4
+
+
+def test_the_model_directory_is_like_any_other(unbroken):
+    model = dj.load_denoiser(unbroken / "model")
+    assert model.image_shape == (4, 4, 1)
+    assert model.eps(np.zeros((2, 4, 4, 1), np.float32), 10).shape == (2, 4, 4, 1)
+    facts = checkpoints.read_spec_file(unbroken / "model")["metadata"]
+    assert facts["weights"] == "ema"
+    assert facts["steps"] == STEPS
+    assert facts["images"] == {"count": 6, "fingerprint": data.fingerprint(tiny.source(), np.arange(6))}
+    assert facts["recipe"]["learning_rate"] == 1e-3
+    assert (unbroken / "train" / "loss.png").stat().st_size > 0
+
+
+def test_a_finished_run_is_left_alone(unbroken):
+    before = {path: path.stat().st_mtime_ns for path in (unbroken / "model").rglob("*")}
+    train(unbroken)
+    assert before == {path: path.stat().st_mtime_ns for path in (unbroken / "model").rglob("*")}
+
+
+def test_what_does_not_belong_to_the_run_is_refused(unbroken):
+    source, members, recipe = tiny.source(), np.arange(6), tiny.recipe(steps=STEPS)
+    options = training.Options(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
+
+    def refused(match, spec=SPEC, source=source, members=members, recipe=recipe):
+        with pytest.raises(ValueError, match=match) as error:
+            training.train(unbroken, spec, source, members, recipe, options=options)
+        assert "\n" not in str(error.value)
+
+    refused(
+        r"holds another run.*spec.architecture.stem_channels 8 -> 16", spec=tiny.spec(dropout=0.1, stem_channels=16)
+    )
+    refused("recipe.learning_rate 0.001 -> 0.1", recipe=tiny.recipe(steps=STEPS, learning_rate=0.1))
+    refused("images.count 6 -> 5", members=np.arange(5))
+    refused("images.fingerprint", members=np.arange(1, 7))
+    refused(f"holds a run of {STEPS} updates", recipe=tiny.recipe(steps=STEPS - 5))
+
+
+def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
+    def refused(match, **arguments):
+        defaults = {"spec": tiny.spec(), "source": tiny.source(), "members": np.arange(6), "recipe": tiny.recipe()}
+        with pytest.raises(ValueError, match=match) as error:
+            training.train(tmp_path, **{**defaults, **arguments})
+        assert "\n" not in str(error.value)
+        assert not list(tmp_path.iterdir())
+
+    refused("expected at least one row in members", members=np.array([], int))
+    refused(r"expected 0 <= indices < 10 in arrays, got 0 to 10", members=np.array([0, 10]))
+    refused("expected labels in arrays", spec=tiny.spec(num_classes=2))
+    refused("divisible by 4 devices, got 6", recipe=tiny.recipe(batch_size=6))
+
+
+def test_a_damaged_state_is_named(half, tmp_path, compilation_cache):
+    workdir = tmp_path / "run"
+    shutil.copytree(half, workdir)
+    for file in (workdir / "train" / "state" / str(STEPS // 2)).rglob("d/*"):
+        file.write_bytes(b"")
+    # In a process of its own, since orbax leaves exceptions behind that would disturb other tests.
+    (line,) = failure(start(workdir, compilation_cache))
+    assert f"state/{STEPS // 2} cannot be read: " in line
+
+
+def test_a_full_disk_is_seen_before_it_is_written_to(half, tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    shutil.copytree(half, workdir)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match=r"expected [\d,]+ bytes free in .*state for a training state, got 1,000"):
+        train(workdir)
+
+
+def test_a_failed_write_is_one_line_and_earlier_states_stay(half, tmp_path, compilation_cache):
+    workdir = tmp_path / "run"
+    shutil.copytree(half, workdir)
+    (line,) = failure(start(workdir, compilation_cache, 4096))
+    assert re.search(r"state/25 cannot be written: .*File too large", line)
+    with checkpoints.TrainingCheckpoints(workdir / "train" / "state") as states:
+        assert states.latest_step == STEPS // 2
+
+
+def test_a_model_from_elsewhere_is_not_overwritten(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ValueError, match="was not trained here"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"steps": 0}, "expected steps=0 >= 1"),
+        ({"batch_size": 0}, "expected batch_size=0 >= 1"),
+        ({"learning_rate": 0.0}, "expected learning_rate=0.0 to be finite and > 0"),
+        ({"ema_decay": 1.0}, "expected 0 <= ema_decay < 1"),
+        ({"compute_dtype": "float16"}, "unknown compute_dtype 'float16'"),
+    ],
+)
+def test_recipes_check_themselves(fields, match):
+    with pytest.raises(ValueError, match=match):
+        tiny.recipe(**fields)
+
+
+def test_options_check_themselves():
+    with pytest.raises(ValueError, match="expected save_every=15 to be a multiple of log_every=10"):
+        training.Options(log_every=10, save_every=15)

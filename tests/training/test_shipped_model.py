@@ -1,0 +1,61 @@
+"""The model that ships: what it claims about itself, and that it is a fair target."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import dime_jax as dj
+from dime_jax import checkpoints, data, training
+from experiments import train
+from experiments.configs import digits
+
+DIRECTORY = pathlib.Path(dj.__file__).parent / "shipped_models" / "digits"
+
+
+@pytest.fixture(scope="module")
+def source():
+    return data.open_source("digits")
+
+
+@pytest.fixture(scope="module")
+def split(source):
+    return data.read_split(DIRECTORY / "split.npz", source)
+
+
+def test_it_is_what_the_config_describes(source, split):
+    config, contents = digits.get_config(), checkpoints.read_spec_file(DIRECTORY)
+    assert contents["spec"] == train.model_spec(config).to_json()
+    recipe = training.Recipe(**config.train.recipe)
+    assert contents["metadata"]["recipe"] == recipe.identity()
+    assert contents["metadata"]["steps"] == recipe.steps
+    expected = data.random_split(source, 898, 0)
+    np.testing.assert_array_equal(split.member, expected.member)
+    np.testing.assert_array_equal(split.heldout, expected.heldout)
+    assert contents["metadata"]["images"]["fingerprint"] == data.fingerprint(source, split.member)
+
+
+def test_it_is_small():
+    assert sum(path.stat().st_size for path in DIRECTORY.rglob("*")) < 6e6
+
+
+def test_its_log_and_metrics_are_its_own():
+    lines = [json.loads(line) for line in (DIRECTORY / "training_log.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == digits.get_config().train.recipe.steps
+    assert lines[-1]["loss"] < 0.1 < lines[0]["loss"]
+    metrics = json.loads((DIRECTORY / "metrics.json").read_text())
+    assert metrics["fingerprints"]["model"] == dj.load_denoiser("digits").fingerprint
+    assert 0.75 < max(row["auc"]["value"] for row in metrics["results"]) < 0.97
+
+
+def test_it_is_a_fair_target(source, split):
+    model = dj.load_denoiser("digits")
+    transform = data.transform_for(source, model.image_shape)
+
+    def scores(indices):
+        images = np.stack([transform(source.read(index)) for index in indices[:300]])
+        return np.asarray(dj.pia(model.eps_fn(), model.schedule, images, 50, p=2))
+
+    auc = dj.metrics.evaluate(scores(split.member), scores(split.heldout)).auc.value
+    assert 0.75 < auc < 0.97
