@@ -21,7 +21,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-audit: $(STAMP)  ## audit the example model, print the table
+audit: $(STAMP)  ## audit the shipped model, write its report
 	$(BIN)/dime-jax audit --output out/audit
 
 test: $(STAMP)  ## fast tests
@@ -54,7 +54,7 @@ bench: $(PARITY)/.installed  ## speed ratios, measured side by side
 	$(PARITY)/bin/python -m benchmarks
 
 figures: $(STAMP)  ## every figure that needs no accelerator
-	$(BIN)/python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
+	$(BIN)/python -m experiments.figures --output=out/figures
 
 lock:  ## renew requirements.lock (needs uv)
 	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra tfds --python-version 3.11 --universal \

@@ -1,4 +1,4 @@
-from . import attacks, calibration, data, metrics
+from . import attacks, calibration, data, evidence, metrics
 from .attacks import (
     Attack,
     DimeStats,
@@ -15,6 +15,7 @@ from .attacks import (
     sima_mc,
     theory_phi,
 )
+from .auditing import AuditConfig, audit
 from .checkpoints import load_denoiser
 from .denoiser import Denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
@@ -22,6 +23,7 @@ from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_
 
 __all__ = [
     "Attack",
+    "AuditConfig",
     "Denoiser",
     "DimeStats",
     "DimeTerms",
@@ -29,6 +31,7 @@ __all__ = [
     "IdealDenoiser",
     "NoiseSchedule",
     "attacks",
+    "audit",
     "calibration",
     "cosine_schedule",
     "data",
@@ -36,6 +39,7 @@ __all__ = [
     "dime_central_terms",
     "dime_score",
     "dime_terms",
+    "evidence",
     "linear_schedule",
     "load_denoiser",
     "loss",

@@ -23,7 +23,6 @@ from experiments.runs import Row, Run, read_run
 SECONDS_FILE = "seconds.json"
 CONFIDENCE = 0.95
 POWER = 0.8
-AS_PUBLISHED = "as_published"  # the variant whose setting is the paper's
 
 
 class Arm(NamedTuple):
@@ -171,14 +170,21 @@ def _lines(table: DpTable, columns: Sequence[int]) -> list[list[str]]:
 
 def _cell(arm: Arm, row: Row) -> str:
     """ASR, AUC and TPR@1%FPR with intervals, and the paper's values where the setting is the paper's."""
-    paper = None
-    if arm.run.variant == AS_PUBLISHED and not arm.run.overrides().keys() - {"dp.epsilon", "data.source"}:
-        paper = paper_values.published(arm.run.study, arm.epsilon).get((row.attack, row.q))
+    published = paper_values.published(arm.run.study, arm.epsilon) if is_papers_setting(arm) else {}
+    paper = published.get((row.attack, row.q))
     parts = []
     for name, label in tables.METRICS.items():
         ours = f"{label} {_percent(metrics.Estimate(**row.result[name]))}"
         parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
     return "<br>".join(parts)
+
+
+def is_papers_setting(arm: Arm) -> bool:
+    """Whether the paper's values belong beside this arm's: its variant, with nothing changed but where data lie."""
+    expected = {"data.source", "dp.epsilon"}
+    if arm.epsilon is None:
+        expected |= {f"train.recipe.{name}" for name in arm.run.config["dp"]["vanilla"]["recipe"]}
+    return arm.run.variant == tables.PAPER_VARIANTS.get(arm.run.study) and not arm.run.overrides().keys() - expected
 
 
 def _summary(table: DpTable) -> str:
@@ -255,7 +261,7 @@ def to_section(table: DpTable) -> str:
     recipe, section = run.config["train"]["recipe"], run.config["dp"]
     calibration, test = (f"{members} + {heldout}" for members, heldout in run.sizes)
     privacy = table.private[0].privacy or {}
-    overrides = {name: value for name, value in run.overrides().items() if name != "dp.epsilon"}
+    overrides = {name: value for name, value in table.private[0].run.overrides().items() if name != "dp.epsilon"}
     one_recipe = section["vanilla"]["batches"] == "poisson" and not section["vanilla"]["recipe"]
     facts = {
         "config": f"`experiments/configs/{run.study}.py`, variant `{run.variant}`",

@@ -1,6 +1,7 @@
 """The paper's tables from score tables alone, as Markdown, LaTeX and CSV, with the paper's own values beside ours.
 
     python -m experiments.tables --runs=W1/attack,W2/attack --output=out/tables [--results=docs/RESULTS.md]
+      [--dp_studies=W3]
 
 One table per run, with intervals; the paper's value stands beside ours only where the run is its setting, and each of
 DIME's variants is compared with the best baseline that makes no more queries: the best on the calibration half, so that
@@ -32,8 +33,9 @@ TITLES = {
     "dp_celeba": "Table 3, CelebA under DP-SGD",
     "digits": "Digits",
 }
-# Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images.
-PAPER_VARIANTS = {"imagenet256": "as_published"}
+# Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images, for
+# DP-SGD two recipes.
+PAPER_VARIANTS = {"imagenet256": "as_published", "dp_celeba": "as_published"}
 
 
 class Lead(NamedTuple):
@@ -256,21 +258,30 @@ def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -
     return tables
 
 
+def dp_sections(workdirs: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """A section of the results page for each study of `experiments.dp_defense`."""
+    from experiments import dp_table  # needs the extra `dp`, which the other tables do not
+
+    return [dp_table.to_section(dp_table.read_table(workdir)) for workdir in workdirs]
+
+
 if __name__ == "__main__":
     _RUNS = flags.DEFINE_list("runs", None, "run directories: W/attack, separated by commas", required=True)
     _OUTPUT = flags.DEFINE_string("output", "out/tables", "where the tables go")
     _RESULTS = flags.DEFINE_string("results", None, "also write this page, such as docs/RESULTS.md")
+    _DP = flags.DEFINE_list("dp_studies", [], "workdirs of experiments.dp_defense, whose tables end the page")
 
     def _main(argv: list[str]) -> None:
         del argv
         try:
             tables = write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value))
+            studies = dp_sections(_DP.value)
         except ValueError as error:
             sys.exit(f"error: {error}")
         for table in tables:
             print(f"{table.title}\n\n{to_markdown(table)}")
         if _RESULTS.value:
             page = pathlib.Path(_RESULTS.value)
-            page.write_text(results_page(tables, page), encoding="utf-8")
+            page.write_text("\n".join([results_page(tables, page), *studies]), encoding="utf-8")
 
     app.run(_main)

@@ -60,7 +60,18 @@ def test_the_gate(audit_command, capsys, monkeypatch):
     assert "unknown 'sima@1'" in capsys.readouterr().err
 
 
-def test_a_deletion_is_compared(images, tmp_path, capsys):
+def test_without_images_the_shipped_model_is_audited(tmp_path, capsys):
+    small = ["--attacks", "sima_l4", "--calibration_size", "60", "--test_size", "150", "--quiet", "--json"]
+    assert cli.main(["audit", "--output", str(tmp_path), *small]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["model"]["origin"] == "shipped with dime_jax"
+    assert results["results"][0]["auc"]["low"] > 0.6
+    truth = results["candidates"]["truth"]  # reserved: in neither half
+    assert (truth["members"], truth["others"]) == (24, 24)
+    assert results["candidates"]["set_test"]["p_value"] < 0.05
+
+
+def test_one_model_is_no_deletion(images, tmp_path, capsys):
     roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "1", "--quiet"]
     models = ["--before", str(GOLDEN / "ddpm_secmi.pt"), "--after", str(GOLDEN / "ddpm_secmi.pt")]
     assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from scipy import ndimage, stats
+from scipy import ndimage, special, stats
 from sklearn import datasets
 
 from dime_jax import evidence, metrics
@@ -570,6 +570,13 @@ def test_blind_baseline_fires_on_a_brightness_shift_and_is_quick(digits):
     assert result.scores_member.mean() < result.scores_heldout.mean()
 
 
+def test_blind_interval_is_delongs_at_root_two_times_its_error(digits):
+    result = evidence.blind_baseline(digits[:200], digits[200:400])
+    delong = metrics.evaluate(result.scores_member, result.scores_heldout, ()).auc
+    ours, plain = (special.logit(auc.high) - special.logit(auc.value) for auc in (result.auc, delong))
+    assert ours == pytest.approx(np.sqrt(2) * plain)
+
+
 def test_blind_scores_are_ranks_within_their_fold(digits):
     result = evidence.blind_baseline(digits[:100], digits[100:200], folds=4)
     scores = np.sort(np.concatenate([result.scores_member, result.scores_heldout]))
@@ -716,6 +723,18 @@ def test_gap_interval_adds_the_blind_variance_once_more(rng):
     blind_error = np.sqrt((500 + 500 + 1) / (12 * 500 * 500))  # of an AUC at chance
     expected = np.hypot(paired.high - paired.value, 1.96 * blind_error)
     assert gap.difference.high - gap.difference.value == pytest.approx(expected, rel=0.02)
+    assert gap.difference.value - gap.difference.low == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("shift", [1.0, 4.0])
+def test_gap_p_value_uses_the_side_of_the_interval_towards_zero(rng, shift):
+    attack = rng.normal(-shift, 1, 60), rng.normal(0, 1, 60)
+    lopsided = rng.normal(-2, 1, 60), rng.normal(0, 1, 60)  # an AUC near 1 has a longer lower side
+    gap = evidence.gap_over_blind(*attack, *lopsided)
+    value, low, high = gap.difference
+    margin = value - low if value > 0 else high - value
+    assert abs((value - low) / (high - value) - 1) > 0.05
+    assert gap.p_value == pytest.approx(2 * stats.norm.sf(1.959964 * abs(value) / margin), rel=1e-4)
 
 
 @pytest.mark.parametrize("shift", [-0.3, -0.1, 0.0, 0.1, 0.2, 0.3])

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from dime_jax import evidence, metrics, pipeline
 from dime_jax.attacks import get_attack
+from dime_jax.auditing.findings import DIME
 from dime_jax.auditing.record import Record, best_calibrated, label
 from dime_jax.calibration import Calibration
 from dime_jax.report import figures
@@ -299,12 +300,11 @@ def _new() -> tuple[Figure, Axes]:
 
 
 def _highlighted(record: Record) -> dict[str, str]:
-    """Colours of the two attacks that stand out: the one that decides, and DIME or, beside DIME, the best baseline."""
-    second = [one for one in record.calibrations if (one.attack == "dime") != (record.decider.attack == "dime")]
-    if record.decider.attack != "dime":
-        second = [one for one in record.calibrations if one.attack == "dime"]
-    colors = {} if not second else {best_calibrated(second).attack: SECOND}
-    return colors | {record.decider.attack: ACCENT}
+    """Colours of the two attacks that stand out: the one that decides, and the best baseline or, beside one, DIME."""
+    ours = record.decider.attack in DIME
+    others = [one for one in record.calibrations if (one.attack not in DIME if ours else one.attack == "dime")]
+    second = {best_calibrated(others).attack: SECOND} if others else {}
+    return second | {record.decider.attack: ACCENT}
 
 
 def _largest_tiers(record: Record) -> list[Calibration]:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
@@ -107,7 +108,7 @@ def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: Any, cou
         num_classes=spec.architecture.num_classes,
     )
     labels = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
-    start = jax.random.normal(jax.random.key(0), (count, *spec.image_shape))
+    start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))
     sheet = check.sample_sheet(check.ddim_sample(denoiser, start, DDIM_STEPS, labels))
     scale = max(1, SHEET_PIXELS // max(sheet.size))  # whole pixels, so that small images stay sharp
     sheet.resize((scale * sheet.width, scale * sheet.height), Image.Resampling.NEAREST).save(path)

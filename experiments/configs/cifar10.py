@@ -45,17 +45,17 @@ def get_config(variant: str = "paper") -> ConfigDict:
     if variant == "laptop":
         config.data.max_members = config.data.max_heldout = 200
         config.train.architecture = small_unet((32, 64, 64))
-        config.train.recipe.steps = 3000
+        config.train.recipe.steps = 2000
         config.train.recipe.batch_size = 16
         config.train.recipe.learning_rate = 1e-3
         config.train.recipe.warmup_steps = 200
         config.train.recipe.ema_decay = 0.995
         config.train.recipe.flips = False
-        config.train.log_every, config.train.save_every, config.train.sample_every = 50, 250, 1500
+        config.train.log_every, config.train.save_every, config.train.sample_every = 50, 250, 1000
         config.attack.model = "trained"
         config.attack.halves = "by_id"
-        config.attack.calibration_size = config.attack.test_size = 128  # halves of 256
-        config.attack.grids = ConfigDict({"all": {"t": (10, 30, 70, 120), "gamma": (0.1, 0.4)}})
+        config.attack.calibration_size, config.attack.test_size = 60, 100
+        config.attack.grids = ConfigDict({"all": {"t": (30, 70), "gamma": (0.1, 0.4)}})
     if variant == "smoke":
         smoke(config)
         config.train.architecture = small_unet((8,))

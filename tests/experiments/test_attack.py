@@ -1,5 +1,6 @@
 """Every config end to end as `:smoke`: generated files, conversion, scoring, calibration, tables and figures."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -27,41 +28,44 @@ def get_config(name, *variant):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
-    """The workdirs of all smoke runs. The first pays for compiling; those of the same network share it."""
-    workdirs = {}
-    for name in STUDIES:
-        workdirs[name] = tmp_path_factory.mktemp(name)
-        attack.run(get_config(name, "smoke"), workdirs[name], f"experiments/configs/{name}.py:smoke")
-    return workdirs
+    """name -> workdir of its smoke run, made when first asked for. Runs of the same network share its compilation."""
+
+    @functools.cache
+    def workdir(name):
+        directory = tmp_path_factory.mktemp(name)
+        attack.run(get_config(name, "smoke"), directory, f"experiments/configs/{name}.py:smoke")
+        return directory
+
+    return workdir
 
 
 class TestSmoke:
     @pytest.mark.parametrize("name", STUDIES)
     def test_from_checkpoint_to_results(self, smoke, name):
-        results = json.loads((smoke[name] / "attack" / "results.json").read_text())
+        results = json.loads((smoke(name) / "attack" / "results.json").read_text())
         costs = {"loss": 1, "pia_l4": 2, "sima_l4": 1, "dime": 2}
         names = ("loss", "dime") if name == "imagenet256" else tuple(costs)
         assert {row["attack"]: row["queries_per_image"] for row in results["results"]} == {n: costs[n] for n in names}
         # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas.
         once = sum(costs[n] for n in names)
         assert results["queries_made"] == 8 * (once + 1) + 8 * once
-        metadata = checkpoints.read_spec_file(smoke[name] / "model")["metadata"]
+        metadata = checkpoints.read_spec_file(smoke(name) / "model")["metadata"]
         assert metadata["dialect"] == DIALECTS.get(name, "secmi")
         assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
 
     @pytest.mark.parametrize("name", STUDIES)
     def test_data_are_read_from_the_published_format(self, smoke, name):
-        manifest = score_table.read_manifest(smoke[name] / "attack" / "test")
+        manifest = score_table.read_manifest(smoke(name) / "attack" / "test")
         expected = {"cifar10": "cifar", "cifar100": "cifar", "imagenet256": "fit-16x16x3"}
         assert manifest["identity"]["transform"] == expected.get(name, name)
 
     def test_again_costs_nothing(self, smoke):
-        config, workdir = get_config("cifar100", "smoke"), smoke["cifar100"]
+        config, workdir = get_config("cifar100", "smoke"), smoke("cifar100")
         before = json.loads((workdir / "attack" / "results.json").read_text())
         assert attack.run(config, workdir, "experiments/configs/cifar100.py:smoke") == before
 
     def test_tables_and_figures_from_the_runs(self, smoke, tmp_path):
-        directories = [workdir / "attack" for workdir in smoke.values()]
+        directories = [smoke(name) / "attack" for name in STUDIES]
         made = tables.write_tables(directories, tmp_path / "tables")
         assert [table.run.study for table in made] == list(STUDIES)
         assert {path.name for path in (tmp_path / "tables").iterdir()} == {
@@ -75,23 +79,23 @@ class TestSmoke:
     def test_a_model_from_another_checkpoint_is_refused(self, smoke, tmp_path):
         config = get_config("cifar10", "smoke").unlock()
         config.data.generate = False
-        config.attack.checkpoint = str(smoke["cifar100"] / "generated" / "checkpoint.pt")
+        config.attack.checkpoint = str(smoke("cifar100") / "generated" / "checkpoint.pt")
         attack.convert(config, tmp_path)
         attack.convert(config, tmp_path)
-        config.attack.checkpoint = str(smoke["imagenet256"] / "generated" / "checkpoint.pt")
+        config.attack.checkpoint = str(smoke("imagenet256") / "generated" / "checkpoint.pt")
         with pytest.raises(ValueError, match=r"was not converted from .*checkpoint\.pt: take another workdir"):
             attack.convert(config, tmp_path)
 
     def test_scrambled_labels_only_as_published(self, smoke):
         config = get_config("imagenet256", "smoke")
-        opened = study.open_study(config, smoke["imagenet256"])
+        opened = study.open_study(config, smoke("imagenet256"))
         folders = [id.split("/")[-2] for id in opened.source.ids]
         heldout = opened.split.heldout
         assert opened.source.labels[heldout].tolist() == [int(folders[i]) for i in heldout]
         scrambled = config.copy_and_resolve_references().unlock()
         scrambled.data.heldout_options = get_config("imagenet256", "as_published").data.heldout_options
         with pytest.warns(UserWarning, match="wrong class labels"):
-            wrong = study.open_study(scrambled, smoke["imagenet256"])
+            wrong = study.open_study(scrambled, smoke("imagenet256"))
         # "0", "1", "10", "11", "2" in string order: 10 becomes 2, 11 becomes 3, 2 becomes 4.
         pairs = {(int(folders[i]), int(wrong.source.labels[i])) for i in wrong.split.heldout}
         assert pairs == {(0, 0), (1, 1), (10, 2), (11, 3), (2, 4)}
@@ -231,7 +235,7 @@ def test_two_processes_finish_one_run(smoke, tmp_path):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert ["SimA" in out for out, _ in outputs] == [True, False]  # the first process prints the table
-    both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke["cifar10"]))
+    both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke("cifar10")))
     assert both["queries_made"] == 16 * 2
     expected = {row["attack"]: row["auc"] for row in alone["results"]}
     assert {row["attack"]: row["auc"] for row in both["results"]} == {n: expected[n] for n in ("loss", "sima_l4")}

@@ -1,0 +1,185 @@
+"""The DP-SGD study end to end, its recipes, and what its table claims: against closed forms and simulation."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dime_jax import training
+from dime_jax.evidence import dp_tpr_bound
+from dime_jax.metrics import Estimate
+from dime_jax.training import dp
+from experiments import dp_defense, dp_table, tables
+from experiments.configs import dp_celeba, dp_digits
+
+pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+FILE = "experiments/configs/dp_digits.py:smoke"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("dp")
+    dp_defense.run(dp_digits.get_config("smoke"), workdir, FILE)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def table(workdir):
+    return dp_table.read_table(workdir)
+
+
+class TestStudy:
+    def test_every_arm_is_trained_and_attacked(self, workdir, table):
+        assert [arm.title for arm in table.arms] == ["ε = 1", "ε = 10", "Vanilla"]
+        for arm in table.private:
+            assert 0 < arm.privacy["epsilon"] <= arm.epsilon
+            assert arm.privacy["steps"] == 4
+        assert table.vanilla.privacy is None
+        assert table.private[0].privacy["noise_multiplier"] > table.private[1].privacy["noise_multiplier"]
+        fingerprints = {arm.run.results["fingerprints"]["model"] for arm in table.arms}
+        assert len(fingerprints) == 3
+        assert (workdir / "dp_table.md").read_text() == dp_table.to_section(table)
+
+    def test_a_finished_study_is_left_alone(self, workdir):
+        watched = [path for path in workdir.rglob("*") if path.name in ("spec.json", "seconds.json", "privacy.json")]
+        before = [path.read_bytes() for path in watched]
+        dp_defense.run(dp_digits.get_config("smoke"), workdir, FILE)
+        assert [path.read_bytes() for path in watched] == before
+
+    def test_going_past_the_budget_is_refused(self, workdir):
+        config = dp_digits.get_config("smoke")
+        config.train.recipe.steps = 6
+        arm = dp_defense.arms(config)[1]
+        with pytest.raises(ValueError, match="expected steps=6 <= 4, for which the budget epsilon=1 is"):
+            dp_defense.train_arm(arm, workdir / arm.name)
+
+    def test_arms_that_were_not_attacked_alike_are_refused(self, workdir, tmp_path):
+        copy = tmp_path / "study"
+        shutil.copytree(workdir, copy)
+        shutil.rmtree(copy / "vanilla")
+        with pytest.raises(ValueError, match="expected one arm without privacy and some with"):
+            dp_table.read_table(copy)
+
+
+class TestRecipes:
+    def test_arms_differ_in_clipping_and_noise_only(self):
+        for config in (dp_celeba.get_config(), dp_digits.get_config()):
+            configs = [arm.config.to_dict() for arm in dp_defense.arms(config)]
+            for one in configs:
+                one["dp"].pop("epsilon")
+            assert all(one == configs[0] for one in configs)
+            assert config.dp.vanilla.batches == "poisson"
+            assert config.dp.steps == config.train.recipe.steps
+
+    def test_the_papers_study(self):
+        config = dp_celeba.get_config()
+        assert config.data.split == "identity"
+        assert config.data.split_size == 1000
+        assert config.train.recipe.steps == 500 * 1000 // 64
+        assert config.dp.epsilons == (1.0, 4.0, 10.0)
+        assert config.dp.delta == 1e-5
+        assert config.attack.test_size == 500
+
+    def test_the_authors_recipes_differ(self):
+        vanilla, private, *_ = dp_defense.arms(dp_celeba.get_config("as_published"))
+        vanilla, private = (training.Recipe(**arm.config.train.recipe) for arm in (vanilla, private))
+        assert vanilla.steps == private.steps == 15_625 == 500 * 1000 / 32
+        assert (vanilla.flips, vanilla.compute_dtype, vanilla.warmup_steps) == (True, "bfloat16", 5000)
+        assert (private.flips, private.compute_dtype, private.warmup_steps) == (False, "float32", 0)
+        assert (vanilla.ema_decay, private.ema_decay) == (0.999, 0.0)
+        assert (vanilla.batch_size, vanilla.clip_norm, private.batch_size) == (32, 1.0, 32)
+
+    def test_the_smallest_celeba_study_trains(self, tmp_path):
+        config = dp_celeba.get_config("smoke")
+        arm = dp_defense.arms(config)[1]
+        model = dp_defense.train_arm(arm, tmp_path)
+        record = json.loads((model / dp.PRIVACY_FILE).read_text())
+        assert record["images"] == 30
+        assert record["epsilon"] <= 4
+
+
+class TestTable:
+    def test_cells_are_the_runs_numbers(self, table):
+        lines = dp_table.to_markdown(table).splitlines()
+        baselines, variants = lines[0], lines[6]
+        assert baselines == "|  | Loss | PIA (l2) |"
+        assert variants == "|  | DIME 1+1 |"
+        assert [line.split(" | ")[0] for line in lines[2:5]] == ["| ε = 1", "| ε = 10", "| Vanilla"]
+        row = table.private[1].run.rows[0]
+        asr, auc, tpr = (Estimate(**row.result[name]) for name in tables.METRICS)
+        expected = f"ASR {_show(asr)}<br>AUC {_show(auc)}<br>TPR@1%FPR {_show(tpr)}"
+        assert lines[3].split(" | ")[1] == expected
+        assert "*paper" not in dp_table.to_markdown(table)
+
+    def test_papers_values_stand_beside_the_authors_recipes_only(self, table):
+        for variant, shown in (("as_published", True), ("paper", False)):
+            vanilla, *_, private = dp_defense.arms(dp_celeba.get_config(variant))
+            for arm, like in ((table.vanilla, vanilla), (table.private[1], private)):
+                config = json.loads(like.config.to_json())
+                here = arm._replace(run=arm.run._replace(study="dp_celeba", variant=variant, config=config))
+                assert dp_table.is_papers_setting(here) == shown
+                config["train"]["recipe"]["learning_rate"] = 1.0
+                assert not dp_table.is_papers_setting(here)
+
+    def test_the_section_has_what_it_takes_to_judge_it(self, table):
+        text = dp_table.to_section(table)
+        for fact in (
+            "experiments.dp_defense --config=experiments/configs/dp_digits.py:smoke --workdir=W",
+            "60 images, 4 updates, Poisson batches of 16 expected images, clip norm 1, δ = 1e-05",
+            f"{table.private[0].privacy['epsilon']:.3f}",
+            "one for all rows, which differ in clipping and noise only",
+            "TPR <= e^ε FPR + δ",
+            f"{100 * dp_table.detectable_auc(*table.vanilla.run.sizes[1]):.1f} %",
+        ):
+            assert fact in text, fact
+        assert text in tables.dp_sections([table.vanilla.run.directory.parents[1]])
+
+    def test_leaking_scores_refute_a_small_epsilon_and_chance_does_not(self, table):
+        arm = table.private[0]
+        run = arm.run
+        member = np.arange(2000) < 1000
+
+        def with_scores(scores):
+            rows = tuple(row._replace(scores=scores) for row in run.rows)
+            return arm._replace(run=run._replace(rows=rows, member=member))
+
+        rng = np.random.default_rng(0)
+        honest = dp_table.check(with_scores(rng.normal(size=2000)))
+        assert honest.refuting == ()
+        assert honest.bound.epsilon < 1
+        leaking = dp_table.check(with_scores(rng.normal(size=2000) - 4 * member))
+        assert len(leaking.refuting) == len(run.rows)
+        assert arm.epsilon < leaking.bound.epsilon <= leaking.bound.ceiling
+
+    def test_measured_rates_above_the_bound_are_named(self, table):
+        arm = table.private[0]
+        rows = []
+        for row, tpr in zip(arm.run.rows, (0.0, 0.02, 0.04)):
+            result = {**row.result, "tpr_at_1pct_fpr": {"value": tpr, "low": 0.0, "high": 1.0}, "attained_fpr": 0.01}
+            rows.append(row._replace(result=result))
+        found = dp_table.check(arm._replace(run=arm.run._replace(rows=tuple(rows))))
+        assert found.above == (rows[2].title,)  # e · 0.01 = 0.027
+
+
+class TestPower:
+    def test_the_detectable_auc_is_found_four_times_in_five(self):
+        size, rng = 150, np.random.default_rng(0)
+        shift = stats.norm.ppf(dp_table.detectable_auc(size, size)) * np.sqrt(2)
+        found = 0
+        for _ in range(1000):
+            member, heldout = rng.normal(size=size) - shift, rng.normal(size=size)
+            found += stats.mannwhitneyu(member, heldout, alternative="less").pvalue < 0.05
+        assert found / 1000 == pytest.approx(0.8, abs=0.04)
+
+    @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 1e-5), (4.0, 1e-5), (1.0, 0.2)])
+    def test_the_allowed_auc_is_the_area_below_the_bound(self, epsilon, delta):
+        fpr = np.linspace(0, 1, 1_000_001)
+        area = np.trapezoid(dp_tpr_bound(fpr, epsilon, delta), fpr)
+        assert dp_table.allowed_auc(epsilon, delta) == pytest.approx(area, abs=1e-6)
+
+
+def _show(estimate):
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
