@@ -15,7 +15,7 @@ from .attacks import (
     sima_mc,
     theory_phi,
 )
-from .auditing import AuditConfig, audit
+from .auditing import AuditConfig, AuditResult, audit, compare
 from .checkpoints import load_denoiser
 from .denoiser import Denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
@@ -24,6 +24,7 @@ from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_
 __all__ = [
     "Attack",
     "AuditConfig",
+    "AuditResult",
     "Denoiser",
     "DimeStats",
     "DimeTerms",
@@ -33,6 +34,7 @@ __all__ = [
     "attacks",
     "audit",
     "calibration",
+    "compare",
     "cosine_schedule",
     "data",
     "decide",

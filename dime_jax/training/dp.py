@@ -43,7 +43,7 @@ from dime_jax.training.recipe import Recipe
 PRIVACY_FILE = "privacy.json"
 ROWS_MULTIPLE = 16  # batches are padded to a multiple of this, for up to so many devices
 GRADIENT_BYTES = 2**31  # memory for the gradients of single images; see `microbatch_size`
-LEAST_NOISE = 0.25  # no budget gets a smaller noise multiplier: accounting below is slow, and nobody would want it
+LEAST_NOISE = 0.5  # no budget gets a smaller noise multiplier: accounting is slow there, and guarantees are empty
 
 _BATCHES = 0x504F4953  # keeps the stream of batches apart from others that follow from the seed
 _NOISE_TOLERANCE = 1e-3

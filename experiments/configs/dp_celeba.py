@@ -73,5 +73,5 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.train.log_every = config.train.save_every = 1
         config.train.sample_every = 0
         config.dp.steps = 2
-        config.dp.epsilons = (4.0,)
+        config.dp.epsilons = (1.0,)
     return config.lock()

@@ -46,7 +46,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
         config.train.recipe.steps, config.train.recipe.batch_size = 4, 16
         config.train.log_every = config.train.save_every = 2
         config.dp.steps = 4
-        config.dp.epsilons = (1.0, 10.0)
+        config.dp.epsilons = (0.5, 1.0)
         config.attack.names = ("loss", "pia_l2", "dime")
         config.attack.tiers = (1,)
         config.attack.grids = ConfigDict({"all": {"t": (100,), "gamma": (0.4,)}})
