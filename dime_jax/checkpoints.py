@@ -242,10 +242,22 @@ def _new_directory(directory: Path) -> Iterator[Path]:
         raise
 
 
+def _alone() -> Any:
+    """An orbax context for one process of several: models are written by one and read by each, with no one waiting."""
+    from orbax.checkpoint import v1 as ocp
+
+    process = jax.process_index()
+    context = ocp.Context()
+    context.multiprocessing.primary_host = process
+    context.multiprocessing.active_processes = {process}
+    context.multiprocessing.barrier_sync_key_prefix = f"process_{process}_"
+    return context
+
+
 def _write_variables(path: Path, variables: Any) -> None:
     from orbax.checkpoint import v1 as ocp
 
-    context = ocp.Context()
+    context = _alone()
     context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile: no second copy of a 2 GB model
     context.array.saving.use_compression = False  # weights do not compress, and the attempt holds all of them in memory
     with context:
@@ -255,12 +267,12 @@ def _write_variables(path: Path, variables: Any) -> None:
 def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:
     from orbax.checkpoint import v1 as ocp
 
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         models.param_shapes(spec.architecture),
     )
     path = directory / _VARIABLES
-    with _one_line(path, "read"):
+    with _one_line(path, "read"), _alone():
         _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read
         return ocp.load(path.absolute(), shapes)

@@ -11,7 +11,10 @@ An interrupted run continues when it is started again. For several hosts see `ex
 
 import hashlib
 import json
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -30,7 +33,7 @@ from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
 from dime_jax.score_table import write_atomically
 from experiments import generated
-from experiments.launch import launch, on_first_process
+from experiments.launch import launch, on_first_process, together
 from experiments.study import Study, generated_directory, open_study
 
 CONFIG_FILE = "config.json"
@@ -47,9 +50,8 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
         return IdealDenoiser(members, linear_schedule())
     if attack.model == "converted":
         on_first_process(lambda: convert(config, workdir))
-    if attack.model in ("converted", "trained"):
-        return checkpoints.load_denoiser(workdir / "model")
-    return checkpoints.load_denoiser(attack.model)
+    directory = workdir / "model" if attack.model in ("converted", "trained") else attack.model
+    return together(lambda: checkpoints.load_denoiser(directory))
 
 
 def convert(config: ConfigDict, workdir: pathlib.Path) -> None:
@@ -61,13 +63,26 @@ def convert(config: ConfigDict, workdir: pathlib.Path) -> None:
         raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
     model = workdir / "model"
     if not model.exists():
-        conversion.convert(checkpoint, model, conversion.Options(model_flags=flags if flags.is_file() else None))
+        _convert(checkpoint, model, flags if flags.is_file() else None)
         return
     was = checkpoints.read_spec_file(model)["metadata"].get("sha256")
     with checkpoint.open("rb") as file:
         now = hashlib.file_digest(file, "sha256").hexdigest()
     if was != now:
         raise ValueError(f"{model} was not converted from {checkpoint}: take another workdir, or remove the model")
+
+
+def _convert(checkpoint: pathlib.Path, model: pathlib.Path, flags: pathlib.Path | None) -> None:
+    """Convert here, or from a run of several processes in a process outside of it: orbax would wait for all of them."""
+    if jax.process_count() == 1:
+        conversion.convert(checkpoint, model, conversion.Options(model_flags=flags))
+        return
+    command = [sys.executable, "-m", "checkpoints_convert", f"--source={checkpoint}", f"--output={model}"]
+    command += [] if flags is None else [f"--model_flags={flags}"]
+    # On the CPU, since the devices belong to this run.
+    done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"cannot convert {checkpoint}: {done.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:

@@ -6,6 +6,7 @@ processes must see the same workdir.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
 Main = Callable[[ConfigDict, str, str], None]
+T = TypeVar("T")
 
 
 def launch(main: Main, config_file: str) -> None:
@@ -45,15 +47,20 @@ def launch(main: Main, config_file: str) -> None:
     app.run(run)
 
 
-def on_first_process(step: Callable[[], object]) -> None:
-    """Take a step in the first process while the others wait; if it fails, all stop, and the first says why."""
+def together(step: Callable[[], T]) -> T:
+    """Take a step in every process; if it fails in one of them, all stop, and that one says why."""
     error: Exception | None = None
-    if jax.process_index() == 0:
-        try:
-            step()
-        except Exception as caught:
-            error = caught
+    try:
+        result = step()
+    except Exception as caught:
+        error = caught
     if jax.process_count() > 1 and multihost_utils.process_allgather(np.int32(error is not None)).any() and not error:
-        raise ValueError("the first process of this run failed and says why; this one stops with it")
+        raise ValueError("another process of this run failed and says why; this one stops with it")
     if error is not None:
         raise error
+    return result
+
+
+def on_first_process(step: Callable[[], object]) -> None:
+    """Take a step in the first process while the others wait; if it fails, all stop."""
+    together(step if jax.process_index() == 0 else lambda: None)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax.models import kernel_gradient, winograd
+from dime_jax.models import cpu_convolution
 
 Dtype = Any
 
@@ -38,10 +38,8 @@ def _convolve(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **opt
     def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
-    if winograd.is_faster(x, kernel):
-        return jax.lax.platform_dependent(x, kernel, cpu=winograd.convolve, default=direct)
-    if kernel_gradient.is_faster(kernel):
-        return jax.lax.platform_dependent(x, kernel, cpu=kernel_gradient.convolve, default=direct)
+    if cpu_convolution.is_faster(kernel):
+        return jax.lax.platform_dependent(x, kernel, cpu=cpu_convolution.convolve, default=direct)
     return direct(x, kernel)
 
 
