@@ -202,6 +202,9 @@ machine. How our attacks relate to the paper's text and to published code: [REPR
 """
 
 
+_OUR_MODEL = "A small-scale study of a model that we trained ourselves, not of a published one.\n"
+
+
 def results_page(tables: Sequence[Table], page: pathlib.Path) -> str:
     """The page of all tables, each with what it takes to make it again."""
     return "\n".join([_PREAMBLE, *(_section(table, page) for table in tables)])
@@ -225,6 +228,7 @@ def _section(table: Table, page: pathlib.Path) -> str:
     return "\n".join(
         [
             f"## {table.title}\n",
+            *([_OUR_MODEL] if attack["model"] == "trained" and run.variant != "paper" else []),
             *(f"- {name}: {value}" for name, value in facts.items()),
             f"\n```\n{commands}\n```\n",
             to_markdown(table),

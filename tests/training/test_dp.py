@@ -250,6 +250,7 @@ class TestRuns:
         assert spent(half)["epsilon"] < record["epsilon"]
         assert "epsilon=1" in checkpoints.read_spec_file(whole / "model")["metadata"]["method"]
 
+    @pytest.mark.slow
     def test_on_two_devices_it_stays_close(self, runs, tmp_path):
         whole, _ = runs
         train(tmp_path, devices=2)
