@@ -9,7 +9,7 @@ What the intervals promise at confidence 1 - α, for images drawn independently:
   AUC        DeLong on the logit scale                          asymptotically; never inside the last line's
   ASR        inverted worst case (`_advantage_limits`)          at least 1 - α for any ROC curve, asymptotically
   TPR@FPR    resampled false positives and members              asymptotically; starts at 0 if n_heldout · fpr < 3
-  no spread  `_interval_without_spread`                         at least 1 - α, for any n
+  no spread  `interval_without_spread`                          at least 1 - α, for any n
 
 Scores must be finite one-dimensional arrays; any NaN or infinity is refused.
 """
@@ -155,7 +155,7 @@ def compare(
     TPR at each fpr: as `evaluate`, with the same resampled images for both attacks.
 
     Equal rankings give difference 0 and p = 1. Other differences without any spread (one attack perfect, the other
-    perfectly wrong) get the bound of `_interval_without_spread` and the p-value that belongs to it.
+    perfectly wrong) get the bound of `interval_without_spread` and the p-value that belongs to it.
     """
     pairs = [_check_scores(*pair, f"{name} ") for pair, name in ((first, "first"), (second, "second"))]
     for one, two, name in zip(*pairs, ("member", "held-out")):
@@ -197,7 +197,7 @@ def _mean_and_error(of_members: np.ndarray, of_heldout: np.ndarray) -> tuple[flo
 def _auc(member: np.ndarray, heldout: np.ndarray, confidence: float) -> Estimate:
     auc, error = _mean_and_error(*_placements(member, heldout))
     draws = min(member.size, heldout.size)
-    bound = _interval_without_spread(auc, draws, confidence)
+    bound = interval_without_spread(auc, draws, confidence)
     if error == 0 or draws == 1:
         return bound
     # On the logit scale the interval stays inside (0, 1) and leans the right way near the ends.
@@ -213,13 +213,13 @@ def _compare_auc(pairs: list[tuple[np.ndarray, np.ndarray]], confidence: float) 
     draws = min(first[0].size, first[1].size)
     if error == 0 or draws == 1:
         p_value = min(1.0, 2 * (1 + abs(difference)) ** -draws)
-        return _interval_without_spread(difference, draws, confidence, least=-1.0), p_value
+        return interval_without_spread(difference, draws, confidence, least=-1.0), p_value
     margin = float(stats.norm.isf((1 - confidence) / 2)) * error
     interval = Estimate(difference, max(-1.0, difference - margin), min(1.0, difference + margin))
     return interval, float(2 * stats.norm.sf(abs(difference) / error))
 
 
-def _interval_without_spread(value: float, n: int, confidence: float, least: float = 0.0) -> Estimate:
+def interval_without_spread(value: float, n: int, confidence: float, least: float = 0.0) -> Estimate:
     """Interval for the mean μ of a variable in [least, 1] that took the same value in n independent draws.
 
     By Markov's inequality P(X >= v) <= (μ - least)/(v - least), so n draws at v have probability at most
@@ -318,7 +318,7 @@ def _tpr_at_fpr(
     if _too_few(heldout.size, fpr, confidence):
         low = 0.0
     # When all members, or none, lie below, resampling shows no spread, though the truth may differ.
-    bound = _interval_without_spread(tpr, member.size, confidence)
+    bound = interval_without_spread(tpr, member.size, confidence)
     estimate = Estimate(tpr, float(min(low, bound.low)), float(max(high, bound.high)))
     return estimate, int(np.searchsorted(cuts, cuts[allowed], "left"))
 
@@ -354,7 +354,7 @@ def _tpr_difference_at_fpr(
     won, lost, _ = rng.multinomial(n, members[pair_index.ravel()]).T
     low, high = np.quantile((won - lost) / n, _tails(confidence))
     if low == high:
-        return _interval_without_spread(difference, n, confidence, least=-1.0)
+        return interval_without_spread(difference, n, confidence, least=-1.0)
     return Estimate(difference, float(min(low, difference)), float(max(high, difference)))
 
 

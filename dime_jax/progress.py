@@ -9,7 +9,7 @@ import rich.progress
 PLAIN_SECONDS = 10.0
 
 
-class QueryProgress:
+class Progress:
     """Progress of `total` queries, as a context manager. Lines go to standard error.
 
     Args:
@@ -32,7 +32,7 @@ class QueryProgress:
         self._measured_from, self._estimate_due = 0, False
         self._bar: rich.progress.Progress | None = None
 
-    def __enter__(self) -> "QueryProgress":
+    def __enter__(self) -> "Progress":
         if self._console.is_terminal and not self._silent:
             columns = (
                 rich.progress.BarColumn(),

@@ -38,7 +38,7 @@ from dime_jax.attacks.calls import Answer, Call, Scaled
 from dime_jax.attacks.recipes import start_from, walk_trees
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
 from dime_jax.planning import Job, Plan, Unit, Whole, make_plan
-from dime_jax.progress import QueryProgress
+from dime_jax.progress import Progress
 from dime_jax.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made, spent_per_image
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.score_table import NOT_FINITE, OK, UNREADABLE, Rows, ScoreTable, ShardWriter
@@ -230,7 +230,7 @@ class _Run:
         self.cost = np.array([unit.queries for unit in plan.units])
         allowance = self._allowance(index, processes)
         self.writer = ShardWriter(directory, process)
-        self.progress = QueryProgress(self._planned(self.mine), silent=options.silent or process > 0)
+        self.progress = Progress(self._planned(self.mine), silent=options.silent or process > 0)
         self.ledger = Ledger(directory, process, len(source), allowance, options.budget.per_image)
         self.last_flush = time.monotonic()
         self.key = jax.random.key(seed)

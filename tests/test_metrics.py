@@ -198,11 +198,11 @@ def test_auc_without_spread():
     assert equal == pytest.approx((0.5, 0.5 * 0.025 ** (1 / 50), 1 - 0.5 * 0.025 ** (1 / 50)))
 
 
-def test_interval_without_spread_is_exact_for_a_coin():
+def testinterval_without_spread_is_exact_for_a_coin():
     # The lower limit is the mean at which n successes in a row have probability α/2.
-    low = metrics._interval_without_spread(1.0, 30, 0.9).low
+    low = metrics.interval_without_spread(1.0, 30, 0.9).low
     assert stats.binom.pmf(30, 30, low) == pytest.approx(0.05)
-    assert metrics._interval_without_spread(0.0, 30, 0.9, least=-1.0).low == pytest.approx(-(1 - 0.05 ** (1 / 30)))
+    assert metrics.interval_without_spread(0.0, 30, 0.9, least=-1.0).low == pytest.approx(-(1 - 0.05 ** (1 / 30)))
 
 
 def test_one_image_per_class_says_almost_nothing():
@@ -285,7 +285,7 @@ def test_no_false_positive_possible():
     assert contains(result.tpr_at_fpr[0.01])
 
 
-def test_tpr_interval_without_spread():
+def test_tprinterval_without_spread():
     separated = metrics.evaluate(np.arange(500.0), np.arange(1000.0, 1500.0)).tpr_at_fpr[0.01]
     assert separated == pytest.approx((1, 0.025 ** (1 / 500), 1))
     reversed_ = metrics.evaluate(np.arange(1000.0, 1500.0), np.arange(500.0)).tpr_at_fpr[0.01]

@@ -171,7 +171,7 @@ def _paired_change(
 
     spread = np.std(d, ddof=1) if d.size > 1 else 0.0
     if spread == 0:
-        return Change(metrics._interval_without_spread(difference, d.size, 1 - level, least=-1.0), float(p_value))
+        return Change(metrics.interval_without_spread(difference, d.size, 1 - level, least=-1.0), float(p_value))
     margin = stats.t.isf(level / 2, d.size - 1) * np.hypot(spread / np.sqrt(d.size), heldout_error)
     low, high = max(-1.0, difference - margin), min(1.0, difference + margin)
     return Change(metrics.Estimate(difference, float(low), float(high)), float(p_value))

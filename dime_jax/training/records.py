@@ -13,7 +13,7 @@ from PIL import Image
 from dime_jax import models
 from dime_jax.denoiser import Denoiser
 from dime_jax.models import check
-from dime_jax.progress import QueryProgress
+from dime_jax.progress import Progress
 from dime_jax.report import figures
 from dime_jax.score_table import write_atomically
 
@@ -42,7 +42,7 @@ class Log:
         if self._is_main:
             kept = [line for line in read_records(directory) if line["step"] <= first]
             write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._progress = QueryProgress((steps - first) * batch_size, silent or not self._is_main, unit="images")
+        self._progress = Progress((steps - first) * batch_size, silent or not self._is_main, unit="images")
         self._losses: list[jax.Array] = []
         self._start, self._timed_from, self._compiled = 0.0, 0, False
 

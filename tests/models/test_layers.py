@@ -39,6 +39,13 @@ def test_upsample_conv_is_the_convolution_of_the_repeated_image(shape):
     np.testing.assert_allclose(got, naive_conv(x.repeat(2, 1).repeat(2, 2), kernel, bias), atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 1, 1, 4)])
+def test_winograd_of_a_repeated_image_is_its_convolution(shape):
+    x, kernel = RNG.normal(size=shape), RNG.normal(size=(3, 3, 4, 6))
+    got = winograd.convolve_upsampled(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32))
+    np.testing.assert_allclose(got, naive_conv(x.repeat(2, 1).repeat(2, 2), kernel, 0), atol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 6, 5), (1, 2, 2, 5)])
 def test_winograd_is_the_convolution(shape):
     x, kernel = RNG.normal(size=shape), RNG.normal(size=(3, 3, 5, 7))
@@ -47,13 +54,15 @@ def test_winograd_is_the_convolution(shape):
 
 
 def test_wide_convolutions_take_winograds_way_on_a_cpu_and_the_direct_one_elsewhere():
-    def lowered(channels, platform, **options):
-        layer = layers.conv3x3(channels, None, jnp.float32, **options)
+    def lowered(channels, platform, make=layers.conv3x3, **options):
+        layer = make(channels, None, jnp.float32, **options)
         x = jax.ShapeDtypeStruct((8, 16, 16, channels), jnp.float32)
         params = jax.eval_shape(layer.init, jax.random.key(0), x)
         return jax.jit(layer.apply).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
 
     assert lowered(128, "cpu").count("dot_general") == 16
+    assert lowered(128, "cpu", layers.upsample_conv3x3).count("dot_general") == 9
+    assert lowered(128, "cuda", layers.upsample_conv3x3).count("stablehlo.convolution") == 4
     assert "stablehlo.convolution" not in lowered(128, "cpu")
     assert all(
         text.count("stablehlo.convolution") == 1 and "dot_general" not in text

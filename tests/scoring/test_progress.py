@@ -1,6 +1,6 @@
 """What a run shows where there is no terminal."""
 
-from dime_jax.progress import QueryProgress
+from dime_jax.progress import Progress
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
 
 def test_plain_lines_now_and_then(capsys):
     clock = Clock()
-    with QueryProgress(1000, clock=clock) as progress:
+    with Progress(1000, clock=clock) as progress:
         for second in range(1, 11):
             clock.now = 2.0 * second
             progress.advance(100, f"step {second}")
@@ -22,7 +22,7 @@ def test_plain_lines_now_and_then(capsys):
 
 def test_the_estimate_leaves_out_compilation(capsys):
     clock = Clock()
-    with QueryProgress(100_000, clock=clock) as progress:
+    with Progress(100_000, clock=clock) as progress:
         clock.now = 9.0
         progress.advance(100, "compiling")
         progress.compiled()
@@ -32,7 +32,7 @@ def test_the_estimate_leaves_out_compilation(capsys):
 
 
 def test_silent_processes_say_nothing(capsys):
-    with QueryProgress(10, silent=True) as progress:
+    with Progress(10, silent=True) as progress:
         progress.say("hello")
         progress.advance(10, "all")
     assert capsys.readouterr().err == ""
