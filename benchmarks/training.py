@@ -3,8 +3,8 @@
     python -m benchmarks.training
 
 A step is: draw t and noise, forward, backward, clip to norm 1, Adam, average the weights. PyTorch runs in channels_last
-with its fused Adam, both in float32 with the same number of threads; runs alternate, so that a change in the machine's
-load meets both. Without PyTorch only our side is timed.
+with its fused Adam, both in float32 with the same number of threads, each in its own process; they take turns of a
+few steps, so that a change in the machine's load meets both. Without PyTorch only our side is timed.
 """
 
 import copy
@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.timing import median_seconds
+from benchmarks.timing import median_seconds_apart
 from dime_jax import models, training
 from dime_jax.schedule import linear_schedule
 from dime_jax.training.inputs import data_mesh, on_devices
 from dime_jax.training.keys import update_keys
 
 BATCH = 16
-ROUNDS = 5
+TURNS, STEPS = 3, 3
 IMAGE = (32, 32, 3)
 RECIPE = training.Recipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
 
@@ -79,10 +79,10 @@ def _images() -> np.ndarray:
 
 def run() -> dict[str, float]:
     """Time both sides, print them and their ratio; images per second."""
-    sides = {"dime_jax": our_step()}
+    sides = {"dime_jax": our_step}
     if importlib.util.find_spec("torch"):
-        sides["torch"] = torch_step()
-    rates = {name: BATCH / seconds for name, seconds in median_seconds(sides, ROUNDS).items()}
+        sides["torch"] = torch_step
+    rates = {name: BATCH / seconds for name, seconds in median_seconds_apart(sides, TURNS, STEPS).items()}
     for name, rate in rates.items():
         print(f"training step, {name}: {rate:.2f} images/s at batch {BATCH}")
     if "torch" in rates:
