@@ -14,13 +14,12 @@ import jax.numpy as jnp
 
 from dime_jax.models import winograd
 
-_MIN_CHANNELS = 128  # below, matrix products are too thin to win
 _MIN_WINOGRAD_PIXELS = 256  # in an image; below, transforming the gradient costs more than it saves
 
 
-def is_faster(kernel: jax.Array) -> bool:
-    """Whether `convolve` beats XLA's convolution or its gradient for a kernel [3, 3, C, K] on a CPU."""
-    return min(kernel.shape[2:]) >= _MIN_CHANNELS
+def is_faster(x: jax.Array, kernel: jax.Array) -> bool:
+    """Whether `convolve` beats XLA's convolution or its gradient for x [B, H, W, C], kernel [3, 3, C, K] on a CPU."""
+    return winograd.is_wide(kernel, x.shape[1] * x.shape[2])
 
 
 @jax.custom_jvp

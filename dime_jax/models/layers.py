@@ -38,7 +38,7 @@ def _convolve(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **opt
     def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
-    if cpu_convolution.is_faster(kernel):
+    if cpu_convolution.is_faster(x, kernel):
         return jax.lax.platform_dependent(x, kernel, cpu=cpu_convolution.convolve, default=direct)
     return direct(x, kernel)
 

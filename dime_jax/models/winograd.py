@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 
 # Below this many 2×2 blocks in a batch the kernel's transform costs more than it saves; above this many pixels in an
-# image the transformed blocks leave the cache; with fewer channels the matrix products are too thin.
+# image the transformed blocks leave the cache.
 _MIN_BLOCKS = 128
 _MAX_PIXELS = 1024
-_MIN_CHANNELS = 128
 
 
 def is_faster(x: jax.Array, kernel: jax.Array) -> bool:
@@ -42,7 +41,12 @@ def is_faster_upsampled(x: jax.Array, kernel: jax.Array) -> bool:
 
 
 def _are_large(blocks: int, pixels: int, kernel: jax.Array) -> bool:
-    return blocks >= _MIN_BLOCKS and pixels <= _MAX_PIXELS and min(kernel.shape[2:]) >= _MIN_CHANNELS
+    return blocks >= _MIN_BLOCKS and pixels <= _MAX_PIXELS and is_wide(kernel, pixels)
+
+
+def is_wide(kernel: jax.Array, pixels: int) -> bool:
+    """Whether a kernel [3, 3, C, K] has enough channels to make efficient matrix products with images of a size."""
+    return min(kernel.shape[2:]) >= (32 if pixels >= 256 else 128)
 
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
