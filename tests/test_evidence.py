@@ -640,6 +640,16 @@ def test_statistics_of_any_shape(rng, shape):
     assert evidence.blind_baseline(images[:3], images[3:]).folds == 3
 
 
+def test_tiny_images_reach_fewer_bands(rng):
+    assert evidence.image_statistics(rng.uniform(-1, 1, (6, 4, 4, 1))).shape == (6, 2 + 32)
+
+
+def test_a_class_in_one_group_is_refused(digits):
+    groups = np.repeat([0, -1], 30)
+    with pytest.raises(evidence.GroupsTooLarge, match="both classes outside every fold"):
+        evidence.blind_baseline(digits[:30], digits[30:60], groups)
+
+
 def test_statistics_by_hand():
     ramp = (np.arange(16) / 8 - 0.95)[None, :, None, None] * np.ones((1, 16, 16, 2))
     ramp[..., 1] *= 0.5

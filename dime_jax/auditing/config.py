@@ -45,6 +45,7 @@ class AuditConfig:
       split: split file of SecMI or dime-mia.
       labels: CSV file of lines "id,label", for class-conditional models whose images carry no labels.
       groups: CSV file of lines "id,group": images of one owner, shoot or cluster, which are no independent evidence.
+        Candidates go by their ids, others by "members/ID" and "heldout/ID".
       attacks: names in the registry; all if None.
       queries: query tiers; those of the profile if None.
       profile: "quick" or "paper": grid, sizes and tiers.

@@ -3,7 +3,7 @@
 Everywhere a lower score means member. NumPy, SciPy and scikit-learn on the host; nothing here touches a model.
 """
 
-from dime_jax.evidence.blind import BlindBaseline, Gap, blind_baseline, gap_over_blind, image_statistics
+from dime_jax.evidence.blind import BlindBaseline, Gap, GroupsTooLarge, blind_baseline, gap_over_blind, image_statistics
 from dime_jax.evidence.candidates import (
     CANNOT_TELL,
     EVIDENCE,
@@ -26,6 +26,7 @@ __all__ = [
     "DeletionCheck",
     "EpsilonBound",
     "Gap",
+    "GroupsTooLarge",
     "SetTest",
     "Verdicts",
     "blind_baseline",

@@ -26,6 +26,10 @@ _BANDS = 6
 _JPEG_BLOCK = 8
 
 
+class GroupsTooLarge(ValueError):
+    """Some fold cannot be judged: its groups hold all images of one class."""
+
+
 class BlindBaseline(NamedTuple):
     """AUC of the model-free classifier, and its out-of-fold scores (lower = member) of every image in order."""
 
@@ -65,6 +69,9 @@ def blind_baseline(
     one scale, and pooling them would bias the AUC below 1/2, so scores become ranks within their fold, in (0, 1).
     `groups` (members first, then held-out; -1 for an image on its own) are never cut between folds. Folds are fewer
     where a class has fewer images, or there are fewer groups. Deterministic in `seed`.
+
+    Raises:
+      GroupsTooLarge: if no classifier can be fitted outside some fold.
     """
     member, heldout = np.asarray(member_images), np.asarray(heldout_images)
     for images, name in ((member, "member_images"), (heldout, "heldout_images")):
@@ -84,7 +91,9 @@ def blind_baseline(
     with threadpoolctl.threadpool_limits(1, "blas"):
         for train, test in splitter.split(features, is_heldout, None if groups is None else index):
             if np.unique(is_heldout[train]).size < 2:
-                raise ValueError(f"expected both classes outside every fold, got groups too large for {folds} folds")
+                raise GroupsTooLarge(
+                    f"expected both classes outside every fold, got groups too large for {folds} folds"
+                )
             classifier = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
             decision = classifier.fit(features[train], is_heldout[train]).decision_function(features[test])
             scores[test] = (stats.rankdata(decision) - 0.5) / test.size
@@ -200,5 +209,6 @@ def _band_energies(spectrum: np.ndarray) -> np.ndarray:
     height, width = spectrum.shape[1:]
     frequency = np.maximum.outer(np.arange(height) / height, np.arange(width) / width)
     band = (frequency * _BANDS).astype(int)
-    energies = [np.mean(spectrum[:, band == number] ** 2, axis=1) for number in range(_BANDS)]
+    # Images of a side below 6 pixels do not reach every band.
+    energies = [np.mean(spectrum[:, band == number] ** 2, axis=1) for number in np.unique(band)]
     return np.log(np.stack(energies, axis=1) + 1e-10)

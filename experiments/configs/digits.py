@@ -13,14 +13,14 @@ AUC on the test half, in per cent: PIA l2 86.9, DIME central 1+1 86.8, DIME 10+1
 
 from ml_collections.config_dict import ConfigDict
 
+from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section
 from experiments.configs.train_section import small_unet, train_section
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "laptop") -> ConfigDict:
     """The shipped model, or with "smoke" a tiny network, a few updates and a few attacks."""
-    if variant not in ("", "smoke"):
-        raise ValueError(f"unknown variant {variant!r}; expected one of '', smoke")
+    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("digits")

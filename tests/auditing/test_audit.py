@@ -223,6 +223,16 @@ def test_owners_count_together(tmp_path):
     assert test["p_value"] > 0.01
 
 
+@pytest.mark.usefixtures("_no_page")
+def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
+    owners = [f"members/{name},{'one' if i < 60 else 'two'}" for i, name in enumerate(ROLES["members"].ids)]
+    (tmp_path / "groups.csv").write_text("\n".join(["id,group", *owners]), encoding="utf-8")
+    settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
+    results = auditing.audit(settings).results
+    assert results["blind_baseline"] is None
+    assert any("differ without the model could not be checked" in warning for warning in results["warnings"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,6 +1,12 @@
 """The training experiment end to end, and the networks and recipes that configs describe."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -54,3 +60,34 @@ def test_unknown_networks_are_refused():
     config.train.architecture.kind = "transformer"
     with pytest.raises(ValueError, match=r"unknown config\.train\.architecture\.kind 'transformer'"):
         train.model_spec(config)
+
+
+def start_digits(workdir, steps, devices=1):
+    """The training of the shipped model, shortened, in a process of its own."""
+    command = [sys.executable, "-m", "experiments.train", "--config=experiments/configs/digits.py"]
+    command += [f"--workdir={workdir}", f"--config.train.recipe.steps={steps}"]
+    command += [f"--config.train.{name}_every=10" for name in ("log", "save", "sample")]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": flags}, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_a_digits_run_killed_or_moved_to_two_devices_ends_where_it_would_have(tmp_path):
+    unbroken, killed, moved = (tmp_path / name for name in ("unbroken", "killed", "moved"))
+    assert start_digits(unbroken, 40).wait() == 0
+
+    process, log = start_digits(killed, 40), killed / "train" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "model").exists()
+    assert start_digits(killed, 40).wait() == 0
+
+    assert start_digits(moved, 20).wait() == 0
+    shutil.rmtree(moved / "model")
+    assert start_digits(moved, 40, devices=2).wait() == 0
+
+    expected, same, close = (dj.load_denoiser(one / "model").params for one in (unbroken, killed, moved))
+    jax.tree.map(np.testing.assert_array_equal, same, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), close, expected)
