@@ -24,14 +24,19 @@ def floats(pixels):
     return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
-def memoriser(train, name="memoriser", num_classes=None):
-    """eps = (x - √ᾱ y)/σ, with y the training image nearest to x/√ᾱ: the ideal denoiser at low noise."""
+def memoriser(train, name="memoriser", num_classes=None, labels=None):
+    """eps = (x - √ᾱ y)/σ, with y the training image nearest to x/√ᾱ: the ideal denoiser at low noise.
+
+    With `labels` of the training images, the nearest among those of the class that is asked for.
+    """
     train = floats(train).reshape(len(train), -1)
 
     def eps(x, t, label=None):
         flat = np.asarray(x).reshape(len(x), -1)
         scale, sigma = float(SCHEDULE.sqrt_abar(int(t))), float(SCHEDULE.sigma(int(t)))
         distances = np.sum((flat[:, None] - scale * train[None]) ** 2, axis=-1)
+        if labels is not None:
+            distances[np.asarray(label)[:, None] != labels] = np.inf
         nearest = scale * train[np.argmin(distances, axis=1)]
         return ((flat - nearest) / sigma).reshape(np.shape(x)).astype(np.float32)
 

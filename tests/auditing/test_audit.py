@@ -214,6 +214,18 @@ def test_what_depends_on_the_batch_tells_nobody_apart(tmp_path):
 
 
 @pytest.mark.usefixtures("_no_page")
+@pytest.mark.parametrize("right", [True, False])
+def test_class_labels_reach_the_model(tmp_path, right):
+    """A class-conditional model knows its images under their own labels only."""
+    labels = np.arange(120, dtype=np.int32) % 3
+    model = memoriser(MEMBERS, num_classes=3, labels=labels)
+    given = labels if right else (labels + 1) % 3
+    roles = {"members": source(MEMBERS, "m", labels=given), "heldout": source(HELDOUT, "h", labels=given)}
+    (row,) = auditing.audit(config(tmp_path, model=model, attacks=("sima_l4",), **roles)).results["results"]
+    assert (row["auc"]["value"] > 0.99) == right
+
+
+@pytest.mark.usefixtures("_no_page")
 def test_owners_count_together(tmp_path):
     lines = [f"candidate-{i},{'one' if i < 6 else 'two'}" for i in range(12) if i != 3]
     (tmp_path / "groups.csv").write_text("\n".join(["id,group", *lines, f"{NAMES[3]},one"]), encoding="utf-8")
