@@ -262,6 +262,9 @@ def _write_variables(path: Path, variables: Any) -> None:
     context.array.saving.use_compression = False  # weights do not compress, and the attempt holds all of them in memory
     with context:
         ocp.save(path.absolute(), variables)
+    marker = path / "commit_success.txt"
+    if marker.exists():
+        marker.write_text("complete\n")  # orbax names the directory it wrote to, which is nobody's business
 
 
 def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:

@@ -48,6 +48,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, pipeline, planning, scoring
+    from dime_jax.auditing.config import PROFILES
     from dime_jax.checkpoints import load_denoiser
     from dime_jax.query_ledger import Budget
 
@@ -60,10 +61,16 @@ def _score(args: argparse.Namespace) -> int:
     else:
         members, heldout = data.open_source(args.members), data.open_source(args.heldout)
         source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
+    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
     halves = data.halves(
-        split, source.ids, seed=args.seed, calibration_size=args.calibration_size, test_size=args.test_size
+        split,
+        source.ids,
+        seed=args.seed,
+        groups=source.identities,
+        calibration_size=sizes.calibration_size,
+        test_size=sizes.test_size,
     )
-    jobs = planning.grid_jobs(args.attacks, args.profile, args.queries)
+    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
     micro_batch = scoring.tune_micro_batch(denoiser) if args.tune else args.micro_batch
     options = scoring.Options(micro_batch=micro_batch, budget=Budget(args.max_queries, args.max_queries_per_image))
     run = pipeline.begin(args.run, jobs, halves, args.seed)

@@ -144,8 +144,12 @@ def grid_jobs(
       tiers: only these query tiers, and those attacks that have none; all if None.
       settings: parameters that replace the grid's, such as [{"t": 70}]: every one is combined with every grid setting.
     """
+    chosen = [get_attack(name) for name in (attack_names() if attacks is None else attacks)]
+    known = sorted({tier for attack in chosen for tier in attack.tiers or ()})
+    if known and tiers is not None and not set(tiers) & set(known):
+        raise ValueError(f"expected a query tier among {', '.join(map(str, known))}, got {', '.join(map(str, tiers))}")
     jobs = []
-    for attack in map(get_attack, attack_names() if attacks is None else attacks):
+    for attack in chosen:
         for tier in attack.tiers or (None,):
             if tier is None or tiers is None or tier in tiers:
                 jobs += [Job(attack, setting) for setting in _replaced(attack.settings(profile, tier), settings)]

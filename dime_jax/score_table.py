@@ -115,12 +115,15 @@ def open_manifest(
     for leftover in directory.rglob(".*.tmp"):
         leftover.unlink()
     path = directory / "manifest.json"
+    fields = {field.name: np.asarray(getattr(schedule, field.name)) for field in dataclasses.fields(schedule)}
     if path.exists():
         manifest = read_manifest(directory)
         _check_same(directory, manifest["identity"], identity)
+        with np.load(directory / "schedule.npz", allow_pickle=False) as there:
+            if not all(np.array_equal(there[name], table) for name, table in fields.items()):
+                raise ValueError(f"cannot continue the score table {directory}: the model's noise schedule has changed")
         return manifest
     tables = io.BytesIO()
-    fields = {field.name: np.asarray(getattr(schedule, field.name)) for field in dataclasses.fields(schedule)}
     np.savez(tables, allow_pickle=False, **fields)
     write_atomically(directory / "schedule.npz", tables.getvalue())
     manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}

@@ -505,7 +505,7 @@ def _together(step: Callable[[], T]) -> T:
     if jax.process_count() > 1:
         failed = multihost_utils.process_allgather(np.int32(error is not None))
         if error is None and np.any(failed):
-            raise RuntimeError("another process of this run failed and says why; this one stops with it")
+            raise ValueError("another process of this run failed and says why; this one stops with it")
     if error is not None:
         raise error
     return result

@@ -23,7 +23,7 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 import checkpoints_convert.convert as conversion
-from dime_jax import checkpoints, data, pipeline, planning, scoring
+from dime_jax import checkpoints, data, pipeline, planning, scoring, training
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import Denoiser
@@ -50,8 +50,24 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
         return IdealDenoiser(members, linear_schedule())
     if attack.model == "converted":
         on_first_process(lambda: convert(config, workdir))
+    if attack.model == "trained":
+        on_first_process(lambda: check_trained(config, workdir / "model", study))
     directory = workdir / "model" if attack.model in ("converted", "trained") else attack.model
     return together(lambda: checkpoints.load_denoiser(directory))
+
+
+def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None:
+    """Refuse a model that was trained on other images than the config's members, or by another recipe."""
+    if not model.exists():
+        raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
+    metadata, recipe = checkpoints.read_spec_file(model)["metadata"], training.Recipe(**config.train.recipe)
+    images = {
+        "count": len(study.split.member),
+        "fingerprint": data.fingerprint(study.source, study.split.member),
+    }
+    for name, now in (("images", images), ("recipe", recipe.identity()), ("steps", recipe.steps)):
+        if metadata.get(name) != now:
+            raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
 
 
 def convert(config: ConfigDict, workdir: pathlib.Path) -> None:

@@ -25,7 +25,7 @@ from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch, on_first_process
 from experiments.study import open_study
-from experiments.train import model_spec
+from experiments.train import add_split_and_log, model_spec
 
 
 class Arm(NamedTuple):
@@ -59,12 +59,15 @@ def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
     )
     if arm.epsilon is not None:
         privacy = dp.Privacy(epsilon=arm.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
-        return dp.train_privately(
+        model = dp.train_privately(
             workdir, spec, study.source, members, recipe, privacy, microbatch=budget.microbatch, options=options
         )
-    shuffled = budget.vanilla.batches == "shuffled"
-    method = None if shuffled else dp.poisson_method(recipe, len(members), budget.steps)
-    return training.train(workdir, spec, study.source, members, recipe, method=method, options=options)
+    else:
+        shuffled = budget.vanilla.batches == "shuffled"
+        method = None if shuffled else dp.poisson_method(recipe, len(members), budget.steps)
+        model = training.train(workdir, spec, study.source, members, recipe, method=method, options=options)
+    on_first_process(lambda: add_split_and_log(workdir, study.split))
+    return model
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> dp_table.DpTable:

@@ -98,7 +98,7 @@ def _read_arm(directory: pathlib.Path) -> Arm:
     return Arm(
         run,
         read(directory / "model" / PRIVACY_FILE),
-        read_records(directory / "train")[-1]["loss"],
+        (read_records(directory / "train") or [{"loss": np.nan}])[-1]["loss"],
         read(directory / SECONDS_FILE) or {},
     )
 
@@ -249,6 +249,11 @@ def verdict(table: DpTable) -> str:
         refuted = f"refuted by {', '.join(found.refuting)}" if found.refuting else "none significantly so"
         reach = "" if ceiling > epsilon else " (it could not be, at this size)"
         lines.append(f"{arm.title} allows {allowed}. {above}, {refuted}{reach}.")
+    if table.vanilla.run.config["data"]["split"] == "identity":
+        lines.append(
+            "People, not photos, were assigned to sides, and two photos of a person are counted as independent here: "
+            "intervals and bounds are somewhat too narrow."
+        )
     lines.append(
         "One model was trained for each row, so differences between rows include the luck of training. ε is per image."
     )
@@ -275,13 +280,14 @@ def to_section(table: DpTable) -> str:
         "members + held-out images": f"calibration {calibration}, test {test}",
         "seed": run.config["seed"],
     }
+    command = f"python -m experiments.dp_defense --config=experiments/configs/{run.study}.py:{run.variant} --workdir=W"
     title = tables.TITLES.get(run.study, f"DP-SGD, {run.study}")
     return "\n".join(
         [
             f"## {title} ({run.name})\n",
             *(f"- {name}: {value}" for name, value in facts.items()),
             "\n```",
-            f"python -m experiments.dp_defense --config=experiments/configs/{run.study}.py:{run.variant} --workdir=W",
+            " ".join([command, *(f"--config.{name}={value}" for name, value in overrides.items())]),
             "```\n",
             to_markdown(table),
             _summary(table),

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def launch(main: Main, config_file: str) -> None:
-    """Parse the command line and call `main(config, workdir, config_file)`; a ValueError ends it with one line.
+    """Parse the command line and call `main(config, workdir, config_file)`; bad input and a full disk end in one line.
 
     Flags are defined here and not when a module is imported, so that programs and tests can import several experiments:
     flag names are global.
@@ -41,7 +41,7 @@ def launch(main: Main, config_file: str) -> None:
             jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
         try:
             main(config.value, workdir.value, config_flags.get_config_filename(flags.FLAGS["config"]))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise SystemExit(f"error: {error}") from None
 
     app.run(run)

@@ -43,12 +43,14 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
         ),
     )
 
-    def add_split_and_log() -> None:
-        data.write_split(model / "split.npz", study.split)
-        shutil.copy(workdir / "train" / "metrics.jsonl", model / "training_log.jsonl")
-
-    on_first_process(add_split_and_log)
+    on_first_process(lambda: add_split_and_log(workdir, study.split))
     return model
+
+
+def add_split_and_log(workdir: pathlib.Path, split: data.Split) -> None:
+    """Put who was a member, and the log, beside the weights of a finished training."""
+    data.write_split(workdir / "model" / "split.npz", split)
+    shutil.copy(workdir / "train" / "metrics.jsonl", workdir / "model" / "training_log.jsonl")
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:

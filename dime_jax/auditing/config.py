@@ -22,6 +22,14 @@ class Profile(NamedTuple):
     test_size: int | None
     queries: tuple[int, ...] | None
 
+    def replaced(self, calibration_size: int | None, test_size: int | None, queries: Sequence[int] | None) -> "Profile":
+        """The same with what is given in place of its own."""
+        return Profile(
+            self.calibration_size if calibration_size is None else calibration_size,
+            self.test_size if test_size is None else test_size,
+            self.queries if queries is None else tuple(queries),
+        )
+
 
 # A tier of 5 central pairs costs 10 queries, as the other attacks' tier of 10.
 PROFILES = {"quick": Profile(150, 300, (1, 5, 10)), "paper": Profile(500, None, None)}
@@ -108,9 +116,7 @@ class AuditConfig:
 
     def sizes(self) -> Profile:
         """Sizes and tiers: what was asked for, or the profile's."""
-        profile = PROFILES[self.profile]
-        given = (self.calibration_size, self.test_size, self.queries)
-        return Profile(*(ours if theirs is None else theirs for ours, theirs in zip(profile, given)))  # type: ignore[arg-type]
+        return PROFILES[self.profile].replaced(self.calibration_size, self.test_size, self.queries)
 
     def theory_setting(self) -> Setting:
         """DIME's setting without known members."""

@@ -41,6 +41,9 @@ _VERDICTS = {
 }
 
 
+_DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
+
+
 class Findings(NamedTuple):
     """results.json, and one dictionary for each line of candidates.csv."""
 
@@ -52,7 +55,7 @@ def find(record: Record) -> Findings:
     """Everything that the record shows."""
     facts, settings = record.facts, record.facts["settings"]
     results = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
-    results["warnings"] += facts["warnings"]
+    results["warnings"] += facts["warnings"] + _dependence(record)
     decider = record.decider
     scores = record.scores(decider).finite()
     results["reversed"] = _reversed(record, results["results"])
@@ -169,6 +172,19 @@ def _paired(*attacks: Sides) -> list[Sides]:
     """The images that every attack has a score for."""
     usable = Sides(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
     return [Sides(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]
+
+
+def _dependence(record: Record) -> list[str]:
+    """A warning if many images of the reference come in groups, which only the tests of sets allow for."""
+    groups = record.arrays["groups"][np.concatenate([record.split.member, record.split.heldout])]
+    _, counts = np.unique(groups[groups >= 0], return_counts=True)
+    share = counts[counts > 1].sum() / max(1, groups.size)
+    if share < _DEPENDENT_SHARE:
+        return []
+    return [
+        f"{share:.0%} of the test images belong to {np.sum(counts > 1)} groups of several: intervals of AUC, ASR and "
+        "TPR, comparisons of attacks and the bound on ε take images as independent, and are too narrow here"
+    ]
 
 
 def _blind_baseline(record: Record) -> dict[str, Any] | None:

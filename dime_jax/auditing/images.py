@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import data
+from dime_jax import checkpoints, data
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
 from dime_jax.data import Source, Split
 from dime_jax.data.batches import map_items
@@ -65,11 +65,13 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
       ValueError: for fewer than 20 images of a side, one set given as two, images smaller than the model's, or missing
         labels.
     """
-    roles = _open_roles(config, denoiser.image_shape)
+    roles = _open_roles(config, denoiser)
     source = _with_labels(roles.source, config.labels, denoiser)
     half_sizes = config.sizes()[:2]
     # Both halves get as many images, so nothing beyond twice the larger half is used; finding duplicates takes time.
-    enough = None if None in half_sizes else 2 * max(size for size in half_sizes if size is not None)
+    # Without members there are no halves, and every held-out image makes p-values finer.
+    halved = len(roles.split.member) and None not in half_sizes
+    enough = 2 * max(size for size in half_sizes if size is not None) if halved else None
     split = Split(*(_draw(side, enough, config.seed) for side in (roles.split.member, roles.split.heldout)))
     used = np.concatenate([split.member, split.heldout, roles.candidates])
     warnings = _check_sizes(source, split, roles.candidates, denoiser.image_shape)
@@ -83,14 +85,23 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
     return AuditImages(source, kept, roles.candidates, roles.truth, groups, found, warnings + copies)
 
 
-def example_split(source: Source, model: str | os.PathLike[str] | Denoiser) -> Split:
-    """Who is a member of the digits: as the split beside the model's weights says, or that of the shipped model."""
-    shipped = pathlib.Path(str(importlib.resources.files("dime_jax"))) / "shipped_models" / EXAMPLE / "split.npz"
-    own = shipped if isinstance(model, Denoiser) else pathlib.Path(model) / "split.npz"
-    return data.read_split(own if own.is_file() else shipped, source)
+def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fingerprint: str) -> Split:
+    """Who is a member of the digits: as the split beside the model's weights says; the shipped model is known by heart.
+
+    Raises:
+      ValueError: for other models, of which nobody knows.
+    """
+    shipped = pathlib.Path(str(importlib.resources.files("dime_jax"))) / "shipped_models" / EXAMPLE
+    own = None if isinstance(model, Denoiser) else pathlib.Path(model) / "split.npz"
+    if own is not None and own.is_file():
+        return data.read_split(own, source)
+    if fingerprint != checkpoints.read_spec_file(shipped)["fingerprint"]:
+        raise ValueError("expected --heldout, and --members if known: no split.npz beside the model says who is one")
+    return data.read_split(shipped / "split.npz", source)
 
 
-def _open_roles(config: AuditConfig, shape: tuple[int, ...]) -> _Roles:
+def _open_roles(config: AuditConfig, denoiser: Denoiser) -> _Roles:
+    shape = denoiser.image_shape
     members, heldout, images, candidates = (
         None if place is None else _open(place)
         for place in (config.members, config.heldout, config.images, config.candidates)
@@ -105,7 +116,7 @@ def _open_roles(config: AuditConfig, shape: tuple[int, ...]) -> _Roles:
                 f"expected --heldout: images like the members that the model was not trained on; the example's digits "
                 f"are {list(_EXAMPLE_SHAPE)}, this model takes {list(shape)}"
             )
-        source, split = digits, example_split(digits, config.model)
+        source, split = digits, example_split(digits, config.model, denoiser.fingerprint)
         if members is not None:
             members, heldout = _alike([members, _part(digits, split.heldout)], shape)
             source, split = data.join(members, heldout), data.split_of_joined(members, heldout)

@@ -3,8 +3,7 @@
 AUDIT/audit.json            settings, model, images, duplicates, warnings, environment
 AUDIT/audit.npz             candidates, their truth where known, groups; the blind baseline's scores; thumbnails
 AUDIT/run.json ... test/    the run of `pipeline`, with known members
-AUDIT/heldout/              score table of the held-out images, without known members
-AUDIT/candidates/ATTACK/    score table of the candidates, by the attack that decides
+AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
 """
 
 import dataclasses

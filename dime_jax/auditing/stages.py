@@ -77,7 +77,7 @@ def audit(config: AuditConfig) -> AuditResult:
         "truth": np.zeros(0, bool) if images.truth is None else images.truth,
         "groups": images.groups,
     }
-    record = write_record(config.directory, facts, arrays)
+    record = Record(config.directory, facts, arrays)
     arrays |= _thumbnails(record, images, model.denoiser)
     if record.members_known:
         try:

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from dime_jax import _validate, checkpoints, data, models
 from dime_jax.score_table import write_atomically
@@ -132,6 +133,8 @@ def train(
         draw_loss(directory)
         metadata = {name: facts[name] for name in ("recipe", "method", "images")}
         _write_model(workdir / "model", spec, state, {**metadata, "steps": recipe.steps, "weights": "ema"})
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("the model is written")
     return workdir / "model"
 
 

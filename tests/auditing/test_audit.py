@@ -241,6 +241,7 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
     (tmp_path / "groups.csv").write_text("\n".join(["id,group", *owners]), encoding="utf-8")
     settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
     results = auditing.audit(settings).results
+    assert any("50% of the test images belong to 1 groups of several" in warning for warning in results["warnings"])
     assert results["blind_baseline"] is None
     assert any("differ without the model could not be checked" in warning for warning in results["warnings"])
 

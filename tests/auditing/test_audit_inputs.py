@@ -119,6 +119,16 @@ def test_held_out_images_are_needed_for_other_shapes_than_the_example(tmp_path):
         audit_images.open_images(config(tmp_path, members=MEMBERS), model)
 
 
+def test_nobody_knows_the_members_of_another_model_of_the_examples_shape(tmp_path):
+    with pytest.raises(ValueError, match=r"expected --heldout, and --members if known: no split\.npz beside the model"):
+        opened(tmp_path, members=MEMBERS)
+
+
+def test_without_members_all_held_out_images_are_used(tmp_path):
+    found = opened(tmp_path, heldout=HELDOUT, candidates=source(images(5, 2), "c"), calibration_size=10, test_size=10)
+    assert len(found.split.heldout) == 60
+
+
 def test_nothing_to_find(tmp_path):
     with pytest.raises(ValueError, match="expected --candidates or --members"):
         opened(tmp_path, heldout=HELDOUT)

@@ -100,6 +100,12 @@ class TestRecipes:
         assert record["images"] == 30
         assert record["epsilon"] <= 1
 
+    @pytest.mark.slow
+    def test_the_smallest_celeba_study_end_to_end(self, tmp_path):
+        table = dp_defense.run(dp_celeba.get_config("smoke"), tmp_path, "experiments/configs/dp_celeba.py:smoke")
+        assert [arm.title for arm in table.arms] == ["ε = 1", "Vanilla"]
+        assert "People, not photos, were assigned to sides" in dp_table.verdict(table)
+
 
 class TestTable:
     def test_cells_are_the_runs_numbers(self, table):

@@ -14,8 +14,9 @@ import pytest
 
 import dime_jax as dj
 from dime_jax import data, models, training
-from experiments import train
+from experiments import attack, train
 from experiments.configs import cifar10, digits
+from experiments.study import open_study
 
 
 def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
@@ -35,6 +36,20 @@ def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
         "samples_000002.png",
         "samples_000004.png",
     }
+
+
+def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(tmp_path):
+    config = digits.get_config("smoke").copy_and_resolve_references().unlock()
+    with pytest.raises(ValueError, match=r"no model in .*: run experiments\.train with the same config"):
+        attack.run(config, tmp_path)
+    train.run(config, tmp_path)
+    attack.check_trained(config, tmp_path / "model", open_study(config, tmp_path))
+    config.data.split_seed = 1
+    with pytest.raises(ValueError, match=r"was trained with images .*, expected the config's"):
+        attack.run(config, tmp_path)
+    config.data.split_seed, config.train.recipe.steps = 0, 5
+    with pytest.raises(ValueError, match="was trained with steps 4, expected the config's 5"):
+        attack.run(config, tmp_path)
 
 
 def test_the_paper_network_is_the_one_of_the_published_checkpoints():

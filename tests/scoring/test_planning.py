@@ -107,3 +107,9 @@ def test_bad_settings_are_refused_before_anything_is_asked(name, setting, messag
 def test_no_jobs_are_refused():
     with pytest.raises(ValueError, match="expected at least one attack setting to run, got none"):
         planning.make_plan([], SCHEDULE)
+
+
+def test_tiers_that_no_attack_has_are_refused():
+    with pytest.raises(ValueError, match=r"expected a query tier among 1, 10, 30, got 20"):
+        planning.grid_jobs(["dime", "loss"], "quick", [20])
+    assert {job.attack.name for job in planning.grid_jobs(["loss"], "quick", [20])} == {"loss"}

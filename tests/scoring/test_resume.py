@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tiny_model import FEW, SCHEDULE, TWO, function, network, quiet, source
 
+import dime_jax as dj
 from dime_jax import attacks, planning, score_table, scoring
 from dime_jax.query_ledger import queries_made
 
@@ -189,6 +190,12 @@ class TestOtherCircumstances:
             self.score(half_done, **change)
         assert "\n" not in str(error.value)
         assert queries_made(half_done) == before
+
+    def test_so_is_another_noise_schedule(self, half_done):
+        model = function()
+        model.schedule = dj.linear_schedule(1000, 1e-4, 0.03)
+        with pytest.raises(ValueError, match="the model's noise schedule has changed"):
+            self.score(half_done, model)
 
     @pytest.mark.parametrize(("key", "value"), [("precision", "default"), ("code", "0.0.0"), ("transform", "cifar")])
     def test_so_are_another_precision_code_and_transform(self, half_done, key, value):

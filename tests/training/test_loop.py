@@ -41,7 +41,9 @@ def failure(process):
     """The errors about files that a failed process told, without what orbax tells as well."""
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1
-    return [line for line in error.splitlines() if line.startswith("ValueError: /")]
+    lines = [line for line in error.splitlines() if line.startswith("ValueError: /")]
+    assert lines, error
+    return lines
 
 
 def train(workdir, devices=1, **options):
