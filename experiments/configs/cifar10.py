@@ -45,7 +45,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
     if variant == "laptop":
         config.data.max_members = config.data.max_heldout = 200
         config.train.architecture = small_unet((32, 64, 64))
-        config.train.recipe.steps = 4000
+        config.train.recipe.steps = 3000
         config.train.recipe.batch_size = 16
         config.train.recipe.learning_rate = 1e-3
         config.train.recipe.warmup_steps = 200

@@ -1,5 +1,6 @@
 """The deletion check end to end: two networks are trained on digits, with and without ten given images."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -24,7 +25,8 @@ RECIPE = training.Recipe(
 
 def trained(workdir, source, members):
     spec = models.ModelSpec(architecture=ARCHITECTURE, image_shape=(8, 8, 1))
-    return training.train(workdir, spec, source, members, RECIPE, options=training.Options(silent=True))
+    options = training.Options(silent=True, devices=jax.devices()[:1])
+    return training.train(workdir, spec, source, members, RECIPE, options=options)
 
 
 def part(source, indices, name):
