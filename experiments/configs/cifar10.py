@@ -14,6 +14,10 @@ attack with `--config.attack.model=trained`. `:smoke` makes its own files and ta
       --config.data.source=cifar10:DIR --config.data.split_file=CIFAR10_train_ratio0.5.npz
     python -m experiments.attack (the same)
 
+Two cores train about 40 images a second, so 3,000 updates of batch 16 (240 passes over the members) take 20 minutes
+when nothing else runs, and the attack a few more. More updates (`--config.train.recipe.steps`, the run continues)
+remember more. docs/RESULTS.md has what came out.
+
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50.
 """
 
