@@ -19,6 +19,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+def pytest_collection_modifyitems(items):
+    """The longest tests first, so that none is left to a single worker at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("experiments", "training"))
+
+
 @pytest.fixture(scope="session")
 def schedule():
     return dj.linear_schedule()
