@@ -19,4 +19,8 @@ def main(workdir, steps, largest_file=None):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ValueError as error:
+        print(error, flush=True)  # on standard output: orbax's threads write across each other on the other one
+        sys.exit(1)
