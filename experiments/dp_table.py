@@ -18,7 +18,7 @@ from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.training.dp import PRIVACY_FILE
 from dime_jax.training.records import read_records
 from experiments import paper_values, tables
-from experiments.runs import Row, Run, read_run
+from experiments.runs import Row, Run, config_flags, read_run
 
 SECONDS_FILE = "seconds.json"
 CONFIDENCE = 0.95
@@ -287,7 +287,7 @@ def to_section(table: DpTable) -> str:
             f"## {title} ({run.name})\n",
             *(f"- {name}: {value}" for name, value in facts.items()),
             "\n```",
-            " ".join([command, *(f"--config.{name}={value}" for name, value in overrides.items())]),
+            f"{command} {config_flags(overrides)}".rstrip(),
             "```\n",
             to_markdown(table),
             _summary(table),

@@ -101,7 +101,7 @@ class Run(NamedTuple):
 
     def commands(self) -> list[str]:
         """What to type to repeat the run."""
-        changed = " ".join(f"--config.{name}={_show(value)}" for name, value in self.overrides().items())
+        changed = config_flags(self.overrides())
         colon = f":{self.variant}" if self.variant else ""
         programs = ["attack"]
         if self.config["attack"]["model"] == "trained":
@@ -161,6 +161,11 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def config_flags(overrides: Mapping[str, Any]) -> str:
+    """Values of a config by their dotted names, as one types them."""
+    return " ".join(f"--config.{name}={_show(value)}" for name, value in overrides.items())
 
 
 def _show(value: Any) -> str:

@@ -39,8 +39,6 @@ _VERDICTS = {
     "no_evidence": evidence.NO_EVIDENCE,
     "cannot_tell": evidence.CANNOT_TELL,
 }
-
-
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
@@ -55,7 +53,7 @@ def find(record: Record) -> Findings:
     """Everything that the record shows."""
     facts, settings = record.facts, record.facts["settings"]
     results = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
-    results["warnings"] += facts["warnings"] + _dependence(record)
+    results["warnings"] += facts["warnings"] + (_dependence(record) if record.members_known else [])
     decider = record.decider
     scores = record.scores(decider).finite()
     results["reversed"] = _reversed(record, results["results"])
@@ -175,7 +173,7 @@ def _paired(*attacks: Sides) -> list[Sides]:
 
 
 def _dependence(record: Record) -> list[str]:
-    """A warning if many images of the reference come in groups, which only the tests of sets allow for."""
+    """A warning if many images of the test half come in groups, which only the tests of sets allow for."""
     groups = record.arrays["groups"][np.concatenate([record.split.member, record.split.heldout])]
     _, counts = np.unique(groups[groups >= 0], return_counts=True)
     share = counts[counts > 1].sum() / max(1, groups.size)

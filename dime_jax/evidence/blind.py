@@ -158,7 +158,8 @@ def image_statistics(images: npt.ArrayLike) -> np.ndarray:
     lowest 4 x 4 cosine coefficients but the mean                   15       layout, framing
     log energy in 6 bands of spatial frequency                      6        resampling, denoising, compression
 
-    Images of a side below 16 pixels have no block edges to speak of: those two are 0.
+    Images of a side below 16 pixels have no block edges to speak of: those two are 0. Images of a side below 6 do not
+    reach every band, and have fewer of these.
     """
     images = np.asarray(images)
     _validate.check_shape(images, (None, None, None, None), "images")
@@ -209,6 +210,5 @@ def _band_energies(spectrum: np.ndarray) -> np.ndarray:
     height, width = spectrum.shape[1:]
     frequency = np.maximum.outer(np.arange(height) / height, np.arange(width) / width)
     band = (frequency * _BANDS).astype(int)
-    # Images of a side below 6 pixels do not reach every band.
     energies = [np.mean(spectrum[:, band == number] ** 2, axis=1) for number in np.unique(band)]
     return np.log(np.stack(energies, axis=1) + 1e-10)

@@ -96,6 +96,7 @@ class TestRecipes:
         table = dp_defense.run(dp_celeba.get_config("smoke"), tmp_path, "experiments/configs/dp_celeba.py:smoke")
         assert [arm.title for arm in table.arms] == ["ε = 1", "Vanilla"]
         assert table.private[0].privacy["images"] == 30
+        assert table.private[0].privacy["epsilon"] <= 1
         assert "People, not photos, were assigned to sides" in dp_table.verdict(table)
 
 
