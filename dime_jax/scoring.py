@@ -31,13 +31,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tenacity
-from jax.experimental import multihost_utils
 
 from dime_jax import _validate, data, draws, score_table
 from dime_jax.attacks.calls import Answer, Call, Scaled
 from dime_jax.attacks.recipes import start_from, walk_trees
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
 from dime_jax.planning import Job, Plan, Unit, Whole, make_plan
+from dime_jax.processes import together
 from dime_jax.progress import Progress
 from dime_jax.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made, spent_per_image
 from dime_jax.schedule import NoiseSchedule
@@ -147,11 +147,11 @@ def score(
             if first:
                 score_table.merge(directory, len(plan.units), index)
 
-        _together(open_table)
+        together(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
-        run = _together(lambda: _Run(denoiser, source, plan, directory, index, transform, seed, options, devices))
-        _together(run.finish)
-        _together(merge)
+        run = together(lambda: _Run(denoiser, source, plan, directory, index, transform, seed, options, devices))
+        together(run.finish)
+        together(merge)
     return score_table.read_table(directory)
 
 
@@ -493,22 +493,6 @@ def _code_version() -> str:
         return importlib.metadata.version("dime_jax")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree
         return "not installed"
-
-
-def _together(step: Callable[[], T]) -> T:
-    """Take a step in every process; if one of them fails, all stop, and that one says why."""
-    error: Exception | None = None
-    try:
-        result = step()
-    except Exception as caught:
-        error = caught
-    if jax.process_count() > 1:
-        failed = multihost_utils.process_allgather(np.int32(error is not None))
-        if error is None and np.any(failed):
-            raise ValueError("another process of this run failed and says why; this one stops with it")
-    if error is not None:
-        raise error
-    return result
 
 
 def _spread(values: Any, usable: np.ndarray) -> np.ndarray:

@@ -28,12 +28,13 @@ from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import Denoiser
 from dime_jax.ideal import IdealDenoiser
+from dime_jax.processes import on_first_process, together
 from dime_jax.query_ledger import Budget
 from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
 from dime_jax.score_table import write_atomically
 from experiments import generated
-from experiments.launch import launch, on_first_process, together
+from experiments.launch import launch
 from experiments.study import Study, generated_directory, open_study
 
 CONFIG_FILE = "config.json"

@@ -20,10 +20,11 @@ import jax
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate, training
+from dime_jax.processes import on_first_process
 from dime_jax.score_table import write_atomically
 from dime_jax.training import dp
 from experiments import attack, dp_table
-from experiments.launch import launch, on_first_process
+from experiments.launch import launch
 from experiments.study import open_study
 from experiments.train import add_split_and_log, model_spec
 

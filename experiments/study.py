@@ -8,8 +8,8 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate, data
+from dime_jax.processes import on_first_process
 from experiments import generated
-from experiments.launch import on_first_process
 
 
 class Study(NamedTuple):

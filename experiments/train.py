@@ -13,7 +13,8 @@ import jax
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate, data, models, training
-from experiments.launch import launch, on_first_process
+from dime_jax.processes import on_first_process
+from experiments.launch import launch
 from experiments.study import open_study
 
 _SPECS = {spec.kind: spec for spec in (models.DdpmUnetSpec, models.GuidedUnetSpec)}

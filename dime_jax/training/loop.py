@@ -20,9 +20,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from dime_jax import _validate, checkpoints, data, models
+from dime_jax.processes import on_first_process
 from dime_jax.score_table import write_atomically
 from dime_jax.training import inputs
 from dime_jax.training.keys import update_keys
@@ -129,12 +129,13 @@ def train(
                     states.save(number, state, batches.get_state())
                 if is_main and options.sample_every and number % options.sample_every == 0:
                     draw_samples(directory / f"samples_{number:06d}.png", spec, state.variables(), options.num_samples)
-    if is_main:
+
+    def finish() -> None:
         draw_loss(directory)
         metadata = {name: facts[name] for name in ("recipe", "method", "images")}
         _write_model(workdir / "model", spec, state, {**metadata, "steps": recipe.steps, "weights": "ema"})
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("the model is written")
+
+    on_first_process(finish)
     return workdir / "model"
 
 

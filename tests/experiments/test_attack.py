@@ -13,8 +13,8 @@ import pytest
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import checkpoints, planning, score_table
-from experiments import attack, figures, launch, runs, study, tables
+from dime_jax import checkpoints, planning, processes, score_table
+from experiments import attack, figures, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
@@ -213,7 +213,7 @@ def test_first_process_raises_its_own_error():
         raise ValueError("disk full")
 
     with pytest.raises(ValueError, match="disk full"):
-        launch.on_first_process(fail)
+        processes.on_first_process(fail)
 
 
 def start(workdir, process, address):
