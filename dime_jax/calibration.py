@@ -13,6 +13,8 @@ from dime_jax import _validate, metrics
 from dime_jax.attacks import Attack, DimeStats, Setting, combine
 from dime_jax.schedule import NoiseSchedule
 
+_ROUNDING = 1e-9  # of the cosine of 3π/2
+
 
 class TermPair(NamedTuple):
     """An attack's terms at one setting: [columns, n] for members and for held-out images."""
@@ -34,6 +36,14 @@ class Calibration(NamedTuple):
     def score(self, terms: np.ndarray) -> np.ndarray:
         """Scores [n] of terms [columns, n] at the frozen setting; lower for members."""
         return _score(np.asarray(terms, np.float64), self.phi, self.stats)
+
+    @property
+    def learned_direction(self) -> bool:
+        """Whether the angle turns a term against theory, in which B̂² is lower and V̂ higher for members.
+
+        Only labels can have taught it that; with swapped sets it would accuse those who were never seen.
+        """
+        return self.phi is not None and bool(np.cos(self.phi) < -_ROUNDING or np.sin(self.phi) > _ROUNDING)
 
 
 class Outcome(NamedTuple):

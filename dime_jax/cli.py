@@ -156,6 +156,8 @@ def _finish(results: Mapping[str, Any], args: argparse.Namespace) -> int:
 
     if args.json:
         print(json.dumps(results, indent=2))
+    if args.fail_if:
+        gate.refuse_unjudged(results)
     failed = [condition for condition in args.fail_if if gate.check(condition, results)]
     for condition in failed:
         print(f"dime-jax: the gate failed: {condition}", file=sys.stderr)

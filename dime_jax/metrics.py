@@ -107,6 +107,12 @@ def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
     return _mean_and_error(*_placements(*_check_scores(member_scores, heldout_scores)))[0]
 
 
+def auc_interval(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+    """AUC with its interval, as in `evaluate`, without the other metrics."""
+    _check_levels((), confidence)
+    return _auc(*_check_scores(member_scores, heldout_scores), confidence)
+
+
 def roc_curve(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> RocCurve:
     """The empirical ROC curve from (0, 0) to (1, 1); tied scores, which no threshold can split, share one point."""
     member, heldout = _check_scores(member_scores, heldout_scores)

@@ -6,7 +6,9 @@
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
-The calibration half chooses everything. The test half is scored after the choice is on disk, and read once.
+The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
+halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
+round (`evidence.direction`); runs that were begun before there was one go on without.
 """
 
 import io
@@ -18,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from dime_jax import _validate, data, score_table, scoring
+from dime_jax import _validate, data, evidence, score_table, scoring
 from dime_jax.attacks import DimeStats, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
 from dime_jax.denoiser import Denoiser
-from dime_jax.planning import Job
+from dime_jax.planning import Job, witness_jobs
 from dime_jax.score_table import ScoreTable
 
 SCHEMA_VERSION = 1
@@ -36,12 +38,13 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
     columns = _columns(halves)
     for name, column in columns.items():
         _validate.check_not_empty(column, name)
-    settings = {"seed": seed, "jobs": [[job.attack.name, dict(job.setting)] for job in jobs]}
+    settings = {"seed": seed, "jobs": _jobs_to_json(jobs), "witness": _jobs_to_json(witness_jobs(jobs))}
     if (directory / "run.json").exists():
-        if read_json(directory / "run.json") != settings:
+        there = read_json(directory / "run.json")
+        if there != {name: settings[name] for name in settings if name in there or name != "witness"}:
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
-        there = _columns(read_halves(directory))
-        if not all(np.array_equal(there[name], column) for name, column in columns.items()):
+        halves_there = _columns(read_halves(directory))
+        if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
             raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
         return directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,12 +78,12 @@ def score_half(
     _validate.check_choice(half, HALVES, "half")
     run = read_json(directory / "run.json")
     if half == "test":
-        jobs = [frozen_job(frozen) for frozen in read_calibrations(directory)]
+        jobs = [*(frozen_job(frozen) for frozen in read_calibrations(directory)), *_jobs(directory, "witness")]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
     else:
-        jobs = _jobs(directory)
+        jobs = _jobs(directory) + _jobs(directory, "witness")
     split = getattr(read_halves(directory), half)
     indices = shuffled(np.concatenate([split.member, split.heldout]), run["seed"])
     return scoring.score(
@@ -105,9 +108,14 @@ def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
 
 
 def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
-    """Freeze every attack at every query tier from the calibration half's table; writes calibration.json."""
+    """Freeze every attack at every query tier from the calibration half's table; writes calibration.json.
+
+    The witness of direction comes last, where it was not among the attacks that were asked for.
+    """
     directory = pathlib.Path(directory)
-    frozen = _calibrate_each(directory, lambda job: (job.attack.name, job.setting.get("q")))
+    asked = asked_labels(directory)
+    witness = [job for job in _jobs(directory, "witness") if job.label not in asked]
+    frozen = _calibrate_each(directory, _jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q")))
     contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
     write_json(directory / "calibration.json", contents)
     return frozen
@@ -115,21 +123,44 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
     """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep."""
+    directory = pathlib.Path(directory)
     return _calibrate_each(
-        pathlib.Path(directory), lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t"))
+        directory, _jobs(directory), lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t"))
     )
 
 
-def _calibrate_each(directory: pathlib.Path, key: Callable[[Job], Hashable]) -> list[Calibration]:
+def asked_labels(directory: str | os.PathLike[str]) -> set[str]:
+    """The rows that were asked for, as "attack@queries"; the witness of direction may be one more."""
+    return {job.label for job in _jobs(pathlib.Path(directory))}
+
+
+def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HALVES) -> evidence.Direction:
+    """What the witness says about members and held-out images, from the score tables of these halves.
+
+    A choice that must not depend on the test half is made from the calibration half alone; the bounds are those for
+    both, so that the same AUC is judged the same.
+    """
+    directory = pathlib.Path(directory)
+    witness, splits = _jobs(directory, "witness"), read_halves(directory)
+    scores = []
+    for half in halves if witness else ():
+        table = score_table.read_table(directory / half)
+        for job in witness:
+            pair = _pair(table, job, getattr(splits, half))
+            scores.append(evidence.WitnessScores(half, int(job.setting["t"]), pair.member[0], pair.heldout[0]))
+    return evidence.judge_direction(scores, looks=len(witness) * len(HALVES))
+
+
+def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[[Job], Hashable]) -> list[Calibration]:
     """One calibration for each group of jobs with the same key, in the order of the grid."""
     table = score_table.read_table(directory / "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
     rows: dict[Hashable, list[Job]] = {}
-    for job in _jobs(directory):
+    for job in jobs:
         rows.setdefault(key(job), []).append(job)
     return [
-        calibrate(jobs[0].attack, schedule, [job.setting for job in jobs], [_pair(table, job, split) for job in jobs])
-        for jobs in rows.values()
+        calibrate(row[0].attack, schedule, [job.setting for job in row], [_pair(table, job, split) for job in row])
+        for row in rows.values()
     ]
 
 
@@ -175,6 +206,7 @@ def evaluation(
         "precision": identity["precision"],
         "seed": seed,
         "queries_made": calibration.queries_made + table.queries_made,
+        "direction": read_direction(directory).to_json(),
         "warnings": warnings if excluded else [],
     }
 
@@ -237,8 +269,14 @@ def _columns(halves: Halves) -> dict[str, np.ndarray]:
     return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
 
 
-def _jobs(directory: pathlib.Path) -> list[Job]:
-    return [Job(get_attack(name), setting) for name, setting in read_json(directory / "run.json")["jobs"]]
+def _jobs(directory: pathlib.Path, which: str = "jobs") -> list[Job]:
+    """The run's "jobs", or those of its "witness"."""
+    run = read_json(directory / "run.json")
+    return [Job(get_attack(name), setting) for name, setting in run.get(which, [])]
+
+
+def _jobs_to_json(jobs: Sequence[Job]) -> list[list[str | dict[str, int | float]]]:
+    return [[job.attack.name, dict(job.setting)] for job in jobs]
 
 
 def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:

@@ -17,6 +17,9 @@ from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Draws
 from dime_jax.schedule import NoiseSchedule
 
+WITNESS = "level_only"
+_WITNESS_GAMMA = 0.1
+
 
 class Job(NamedTuple):
     """One attack at one setting."""
@@ -28,6 +31,11 @@ class Job(NamedTuple):
     def queries(self) -> int:
         """What it costs per image by itself."""
         return self.attack.queries(self.setting)
+
+    @property
+    def label(self) -> str:
+        """ "attack@queries": how one row of the results is called."""
+        return f"{self.attack.name}@{self.queries}"
 
     @property
     def recipe(self) -> Recipe:
@@ -154,6 +162,21 @@ def grid_jobs(
             if tier is None or tiers is None or tier in tiers:
                 jobs += [Job(attack, setting) for setting in _replaced(attack.settings(profile, tier), settings)]
     return jobs
+
+
+def witness_jobs(jobs: Sequence[Job]) -> list[Job]:
+    """What the witness of direction asks (`evidence.direction`): B̂² of one probe, at DIME's timesteps and smallest γ.
+
+    One query per timestep, free where DIME asks it anyway. Where DIME is not run, the timesteps are those of the other
+    attacks, and of DIME's shortest grid for attacks that have none.
+    """
+    witness = get_attack(WITNESS)
+    asked = [job.setting for job in jobs]
+    settings = [one for one in asked if "gamma" in one and "t" in one] or [one for one in asked if "t" in one]
+    settings = settings or witness.settings("quick", 1)
+    gamma = min((one["gamma"] for one in settings if "gamma" in one), default=_WITNESS_GAMMA)
+    times = sorted({int(one["t"]) for one in settings})
+    return [Job(witness, {"t": t, "gamma": gamma, "q": 1}) for t in times]
 
 
 def _replaced(grid: Sequence[Setting], settings: Sequence[Setting] | None) -> list[Setting]:

@@ -167,12 +167,14 @@ def test_stages_run_one_by_one(tmp_path, capsys):
     score += ["--members", str(tmp_path / "members.npz"), "--heldout", str(tmp_path / "heldout.npz")]
     assert cli.main(["evaluate", run]) == 2
     assert cli.main(score) == 0
-    assert "12 images of the calibration half scored, 72 queries made" in capsys.readouterr().out  # 2 attacks at 3 t
+    # Two attacks and the witness, at three timesteps each.
+    assert "12 images of the calibration half scored, 108 queries made" in capsys.readouterr().out
     assert cli.main([*score, "--half", "test"]) == 2
     assert "calibrate first" in capsys.readouterr().err
     assert cli.main(["calibrate", run]) == 0
     assert cli.main([*score, "--half", "test"]) == 0
-    assert "12 images of the test half scored, 24 queries made" in capsys.readouterr().out  # the frozen t only
+    # Two attacks at their frozen timesteps, the witness at all three.
+    assert "12 images of the test half scored, 60 queries made" in capsys.readouterr().out
     assert cli.main(["evaluate", run]) == 0
     assert "SimA" in capsys.readouterr().out
     assert cli.main([*score, "--seed", "1"]) == 2

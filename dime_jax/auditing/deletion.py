@@ -9,6 +9,7 @@ COMPARE/candidates.csv, report.html, figures/
 import io
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,8 @@ from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.opening import open_model
-from dime_jax.auditing.record import SCHEMA_VERSION, choose_decider, frozen_attacks, label, theory_weights
-from dime_jax.auditing.stages import AuditResult, calibrate, describe_model, environment, say
-from dime_jax.calibration import Calibration
+from dime_jax.auditing.record import SCHEMA_VERSION, Choice, by_label, frozen_attacks, label, theory_weights
+from dime_jax.auditing.stages import AuditResult, calibrate, describe_model, environment, picture_statistics, say
 from dime_jax.denoiser import Denoiser
 from dime_jax.report import html, wording
 
@@ -46,7 +46,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in images.warnings:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    decider, heldout, setting = _choose(config, models[0].denoiser, images)
+    (decider, why), heldout, setting = _choose(config, models[0].denoiser, images)
     indices = np.concatenate([heldout, images.candidates])
     for name, model in zip(MODELS, models):
         say(config, f"the model {name}: {model.denoiser.name} ({model.origin})")
@@ -68,6 +68,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
             "candidates": len(images.candidates),
         },
         "decided_by": label(decider),
+        "chosen": why,
         "theory_setting": setting,
         "duplicates": images.duplicates,
         "image_warnings": images.warnings,
@@ -75,7 +76,12 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     }
     buffer = io.BytesIO()
     np.savez_compressed(
-        buffer, allow_pickle=False, heldout=heldout, candidates=images.candidates, groups=images.groups[indices]
+        buffer,
+        allow_pickle=False,
+        heldout=heldout,
+        candidates=images.candidates,
+        groups=images.groups[indices],
+        **picture_statistics(images, models[0].denoiser, heldout, config.seed),
     )
     score_table.write_atomically(config.directory / "compare.npz", buffer.getvalue())
     return _report(config.directory, facts)
@@ -101,24 +107,30 @@ def _check_models(before: Denoiser, after: Denoiser) -> None:
             raise ValueError(f"expected both models with one {name}, got {one} before and {two} after")
 
 
-def _choose(
-    config: AuditConfig, before: Denoiser, images: AuditImages
-) -> tuple[Calibration, np.ndarray, Setting | None]:
-    """The attack that decides, held-out images that chose nothing, and the setting if it was only stated."""
+def _choose(config: AuditConfig, before: Denoiser, images: AuditImages) -> tuple[Choice, np.ndarray, Setting | None]:
+    """The attack that decides, held-out images that had no part in that choice, and the setting if it was stated."""
     if not len(images.split.member):
         setting = config.theory_setting()
-        return theory_weights(before.schedule, setting), images.split.heldout, setting
-    decider, halves = calibrate(config, before, images)
-    return decider, halves.test.heldout, None
+        return Choice(theory_weights(before.schedule, setting), "theory weights"), images.split.heldout, setting
+    choice, halves = calibrate(config, before, images)
+    return choice, halves.test.heldout, None
 
 
 def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     tables = {name: score_table.read_table(directory / name) for name in MODELS}
     frozen = frozen_attacks(directory, facts["theory_setting"], tables["before"].schedule)
-    decider = choose_decider(frozen, facts["decided_by"])
-    with np.load(directory / "compare.npz", allow_pickle=False) as arrays:
-        heldout, candidates, groups = arrays["heldout"], arrays["candidates"], arrays["groups"]
+    decider = by_label(frozen, facts["decided_by"])
+    with np.load(directory / "compare.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    heldout, candidates, groups = arrays["heldout"], arrays["candidates"], arrays["groups"]
+    direction = evidence.NOT_CHECKED
+    if facts["theory_setting"] is None:
+        direction = pipeline.read_direction(directory, ["calibration"])
+    likeness = _likeness(arrays, facts["settings"]["seed"])
+    withheld = _withheld(direction, likeness)
     scores = {name: pipeline.frozen_scores(table, decider, candidates) for name, table in tables.items()}
+    if likeness is not None and withheld is None:
+        scores = {name: np.where(likeness.unlike, np.nan, values) for name, values in scores.items()}
     reference = {name: pipeline.frozen_scores(table, decider, heldout) for name, table in tables.items()}
     usable = np.all([np.isfinite(side) for side in reference.values()], axis=0)
     grouped = groups if np.any(groups >= 0) else None
@@ -134,26 +146,35 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         heldout_groups=None if grouped is None else grouped[: len(heldout)][usable],
     )
     ids = dict(zip(tables["before"].index.tolist(), tables["before"].ids))
-    columns = ("p_before", "p_after", "flagged_before", "flagged_after")
     rows = [
-        {"id": ids[index], **{name: getattr(check, name)[row] for name in columns}}
+        {
+            "id": ids[index],
+            **{name: None if withheld else getattr(check, name)[row] for name in ("p_before", "p_after")},
+            **{name: not withheld and getattr(check, name)[row] for name in ("flagged_before", "flagged_after")},
+        }
         for row, index in enumerate(candidates.tolist())
     ]
     results = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
-        **{name: getattr(check, name) for name in ("verdict", "set_before", "set_after", "change", "p_cutoff", "rule")},
-        "flagged": {name: int(np.sum(getattr(check, f"flagged_{name}"))) for name in MODELS},
+        "verdict": f"cannot tell: {withheld}" if withheld else check.verdict,
+        "withheld": withheld,
+        "direction": direction.to_json(),
+        "likeness": likeness and {"set_p": likeness.set_p, "set_unlike": likeness.set_unlike},
+        **{name: None if withheld else getattr(check, name) for name in ("set_before", "set_after", "change")},
+        **{name: getattr(check, name) for name in ("p_cutoff", "rule")},
+        "flagged": {name: sum(bool(row[f"flagged_{name}"]) for row in rows) for name in MODELS},
         "decided_by": {
             "attack": decider.attack,
             "queries_per_image": pipeline.frozen_job(decider).queries,
             "setting": decider.setting,
+            "chosen": facts.get("chosen", ""),
         },
         "fingerprints": {name: table.manifest["identity"]["model"] for name, table in tables.items()},
         "precision": tables["before"].manifest["identity"]["precision"],
         "seed": settings["seed"],
         "queries_made": sum(table.queries_made for table in tables.values()) + _calibration_queries(directory, facts),
-        "warnings": [*facts["image_warnings"], *check.warnings],
+        "warnings": [*facts["image_warnings"], *([] if withheld else check.warnings)],
     }
     results = findings.plain(results)
     results["headline"] = wording.deletion_headline(results)
@@ -161,6 +182,22 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     findings.write_csv(directory / "candidates.csv", rows)
     pipeline.write_json(directory / "compare.json", results)
     return AuditResult(results, directory, html.write_comparison(directory, results, rows))
+
+
+def _likeness(arrays: Mapping[str, np.ndarray], seed: int) -> evidence.Likeness | None:
+    """The candidates beside the held-out images, as pictures; None for comparisons from before that was looked at."""
+    if "candidate_statistics" not in arrays:
+        return None
+    return evidence.likeness(arrays["candidate_statistics"], arrays["compared_statistics"], seed=seed)
+
+
+def _withheld(direction: evidence.Direction, likeness: evidence.Likeness | None) -> str | None:
+    """Why there is no verdict on the deletion, if there is none."""
+    if direction.judgement is evidence.Judgement.BELOW:
+        return "members and held-out images look swapped"
+    if likeness is not None and likeness.set_unlike:
+        return "as pictures the candidates are unlike the held-out images"
+    return None
 
 
 def _calibration_queries(directory: pathlib.Path, facts: dict[str, Any]) -> int:

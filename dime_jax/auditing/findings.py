@@ -5,10 +5,12 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
   headline                {answer, detail, candidates, alarms}: the first screen in words
   decided_by              {attack, queries_per_image, setting, calibration_auc, chosen}: the attack behind the verdicts
   comparisons             DIME against the best baseline at no more queries, paired on the test half
-  reversed                null, or the attack that says that members look *less* like training images
+  direction               {judgement, may_learn, aucs, error_rate}: what a witness of fixed direction says about which
+                          set is which ("above", "below": the wrong way round, "unsure", "not checked")
   candidates              null, or {count, evidence, no_evidence, cannot_tell, level, heldout, smallest_p,
-                          candidates_needed, heldout_needed, can_decide, set_test, truth, warnings}; one line for each
-                          in candidates.csv
+                          candidates_needed, heldout_needed, can_decide, withheld, set_test, likeness, truth,
+                          warnings}; one line for each in candidates.csv. `withheld` says why no verdict is given on
+                          any of them: their p-values and `set_test` are then null
   blind_baseline          null, or {auc, gap, p_value, fires, explained, images}: a classifier that never saw
                           the model, and what the attack has over it
   epsilon_lower_bound     null, or `evidence.EpsilonBound`
@@ -20,6 +22,7 @@ Numbers that are not finite are null. The same record gives the same files.
 """
 
 import csv
+import dataclasses
 import io
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -28,8 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dime_jax import evidence, metrics, pipeline, score_table
-from dime_jax.attacks import get_attack
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
+from dime_jax.evidence import Judgement
 from dime_jax.report import wording
 from dime_jax.score_table import ScoreTable
 
@@ -39,6 +42,7 @@ _VERDICTS = {
     "no_evidence": evidence.NO_EVIDENCE,
     "cannot_tell": evidence.CANNOT_TELL,
 }
+_SURELY = 0.01
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
@@ -56,7 +60,7 @@ def find(record: Record) -> Findings:
     results["warnings"] += facts["warnings"] + (_dependence(record) if record.members_known else [])
     decider = record.decider
     scores = record.scores(decider).finite()
-    results["reversed"] = _reversed(record, results["results"])
+    direction = results["direction"]["judgement"]
     results["decided_by"] = {
         "attack": decider.attack,
         "queries_per_image": pipeline.frozen_job(decider).queries,
@@ -67,12 +71,12 @@ def find(record: Record) -> Findings:
     results["comparisons"] = _comparisons(record)
     results["blind_baseline"] = _blind_baseline(record)
     results["epsilon_lower_bound"] = None
-    if record.members_known:
+    if record.members_known and direction != Judgement.BELOW:
         bound = evidence.epsilon_lower_bound(
             scores.member, scores.heldout, delta=settings["delta"], randomised=settings["randomised"]
         )
         results["epsilon_lower_bound"] = bound._asdict()
-    rows, results["candidates"] = _candidates(record, trusted=results["reversed"] is None)
+    rows, results["candidates"] = _candidates(record, "the sets look swapped" if direction == Judgement.BELOW else None)
     results["queries_made"] += record.candidates.queries_made if record.candidates else 0
     for name in ("duplicates", "images", "grid_size", "model", "settings", "environment"):
         results[name] = facts[name]
@@ -98,7 +102,9 @@ def write_csv(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Named tuples as objects, arrays as lists, NumPy numbers as numbers; null for NaN and infinities."""
+    """Records as objects, arrays as lists, NumPy numbers as numbers; null for NaN and infinities."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
@@ -120,24 +126,9 @@ def _without_members(record: Record) -> dict[str, Any]:
         "precision": identity["precision"],
         "seed": identity["seed"],
         "queries_made": 0,
+        "direction": evidence.NOT_CHECKED.to_json(),
         "warnings": [],
     }
-
-
-def _reversed(record: Record, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The attack of fixed direction that calibration shows to be strongest, if its test AUC is surely below 1/2.
-
-    If another one is surely above, it is that attack which is odd on this model, and not the sets that are swapped.
-    DIME is no witness: its angle is searched on the full circle, so it would follow swapped sets.
-    """
-    fixed = [one for one in record.calibrations if get_attack(one.attack).angles is None]
-    if not rows or not fixed:
-        return None
-    by_label = {f"{row['attack']}@{row['queries_per_image']}": row for row in rows}
-    row = by_label[label(max(fixed, key=lambda one: abs(one.auc - 0.5)))]
-    if row["auc"]["high"] >= 0.5 or any(by_label[label(one)]["auc"]["low"] > 0.5 for one in fixed):
-        return None
-    return {key: row[key] for key in ("attack", "queries_per_image", "auc")}
 
 
 def _comparisons(record: Record) -> list[dict[str, Any]]:
@@ -205,51 +196,94 @@ def _blind_baseline(record: Record) -> dict[str, Any] | None:
     }
 
 
-def _candidates(record: Record, trusted: bool) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Lines of candidates.csv, and their summary; all "cannot tell" where the audit itself is not to be trusted."""
+def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Lines of candidates.csv, and their summary.
+
+    Where verdicts are withheld from all, or one candidate is unlike the held-out images as a picture, there is neither
+    p-value nor verdict: it would compare unlike things.
+    """
     table, level = record.candidates, record.facts["settings"]["level"]
     if table is None:
         return [], None
     indices = record.arrays["candidates"]
     scores, heldout = record.candidate_scores()
-    p_values = evidence.conformal_p_values(scores, heldout)
-    verdicts = evidence.candidate_verdicts(p_values, len(heldout), level)
-    words = verdicts.verdict if trusted else [evidence.CANNOT_TELL] * len(indices)
     groups, truth = record.groups(indices), record.arrays["truth"]
+    likeness = _likeness(record)
+    if likeness is not None and likeness.set_unlike:
+        withheld = withheld or "as pictures they are unlike the held-out images"
+    comparable = np.full(len(indices), withheld is None)
+    if likeness is not None:
+        comparable &= ~likeness.unlike
+    p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
+    verdicts = evidence.candidate_verdicts(p_values, len(heldout), level)
+    reasons = _reasons(scores, comparable, withheld)
     ids = dict(zip(table.index.tolist(), table.ids))
-    rows: list[dict[str, Any]] = [
-        {"id": ids[index], "score": score, "p_value": p, "q_value": q, "verdict": word}
-        for index, score, p, q, word in zip(indices.tolist(), scores, p_values, verdicts.q_values, words)
-    ]
-    for column, values in (("group", groups), ("member", truth if len(truth) else None)):
-        if values is not None:
-            for row, value in zip(rows, values):
-                row[column] = value
-    set_test = evidence.set_test(
-        scores,
-        heldout,
-        groups,
-        record.facts["settings"]["seed"],
-        heldout_groups=_heldout_groups(record, table),
-        level=level,
-    )
-    warnings = [*verdicts.warnings, *set_test.warnings]
+    columns: dict[str, Sequence[Any] | np.ndarray] = {
+        "id": [ids[index] for index in indices.tolist()],
+        "score": scores,
+        "p_value": p_values,
+        "q_value": verdicts.q_values,
+        "verdict": verdicts.verdict,
+        "reason": reasons,
+    }
+    if groups is not None:
+        columns["group"] = groups
+    if len(truth):
+        columns["member"] = truth
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    set_groups = {"groups": groups, "heldout_groups": _heldout_groups(record, table)}
+    seed = record.facts["settings"]["seed"]
+    set_test = evidence.set_test(scores, heldout, seed=seed, level=level, **set_groups)
+    warnings = [] if withheld else [*verdicts.warnings, *set_test.warnings]
     if groups is not None and "groups" not in record.facts["settings"]:
         warnings.append("only near duplicates and known identities are grouped: other images count as independent")
     summary = {
         "count": len(rows),
-        **{name: words.count(word) for name, word in _VERDICTS.items()},
+        **{name: verdicts.verdict.count(word) for name, word in _VERDICTS.items()},
         "level": level,
         "heldout": len(heldout),
         "smallest_p": verdicts.smallest_p,
         "candidates_needed": verdicts.candidates_needed,
         "heldout_needed": verdicts.heldout_needed,
-        "can_decide": bool(verdicts.can_decide and trusted),
-        "set_test": set_test,
-        "truth": _against_truth(words, truth) if len(truth) else None,
+        "can_decide": verdicts.can_decide and withheld is None,
+        "withheld": withheld,
+        "set_test": None if withheld else set_test,
+        "less_like_members": _less_like_members(scores, heldout, seed, **set_groups),
+        "likeness": None
+        if likeness is None
+        else {"set_p": likeness.set_p, "set_unlike": likeness.set_unlike, "unlike": int(np.sum(likeness.unlike))},
+        "truth": _against_truth(verdicts.verdict, truth) if len(truth) else None,
         "warnings": warnings,
     }
     return rows, summary
+
+
+def _likeness(record: Record) -> evidence.Likeness | None:
+    """The candidates beside the held-out images, as pictures; None for audits from before that was looked at."""
+    arrays = record.arrays
+    if "candidate_statistics" not in arrays:
+        return None
+    return evidence.likeness(
+        arrays["candidate_statistics"],
+        arrays["compared_statistics"],
+        record.groups(arrays["candidates"]),
+        record.groups(arrays["compared"]),
+        record.facts["settings"]["seed"],
+    )
+
+
+def _reasons(scores: np.ndarray, comparable: np.ndarray, withheld: str | None) -> list[str]:
+    """Why a candidate got no p-value; empty where it got one."""
+    if withheld is not None:
+        return [withheld] * len(scores)
+    unusable = np.where(np.isfinite(scores), "", "the model gave no finite answer")
+    return np.where(comparable, unusable, "as a picture it is unlike the held-out images").tolist()
+
+
+def _less_like_members(scores: np.ndarray, heldout: np.ndarray, seed: int, **groups: np.ndarray | None) -> float | None:
+    """p-value of the candidates looking *less* like training images than held-out images do, where it is below 1 %."""
+    test = evidence.set_test(-scores, -heldout, seed=seed, **groups)
+    return test.p_value if test.p_value <= _SURELY else None
 
 
 def _heldout_groups(record: Record, table: ScoreTable) -> np.ndarray | None:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dime_jax.evidence import Judgement
+
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*(?P<path>[\w@.]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
 
@@ -26,6 +28,18 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
     except ValueError:
         raise ValueError(f"expected a number on the right of {condition!r}, got {match['bound']!r}") from None
     return _OPERATORS[match["operator"]](_look_up(match["path"], results), bound)
+
+
+def refuse_unjudged(results: Mapping[str, Any]) -> None:
+    """Refuse to judge any condition where the results cannot be relied on.
+
+    Raises:
+      ValueError: if members and held-out images look swapped: a gate that passed would say nothing.
+    """
+    if results["direction"]["judgement"] == Judgement.BELOW:
+        raise ValueError(
+            "no condition can be judged: members and held-out images look swapped, or differ in kind (see the headline)"
+        )
 
 
 def _look_up(path: str, results: Mapping[str, Any]) -> float:

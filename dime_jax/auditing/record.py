@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import io
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from dime_jax import _validate, pipeline, score_table
 from dime_jax.attacks import Setting, theory_phi
 from dime_jax.calibration import Calibration
 from dime_jax.data import Split
+from dime_jax.evidence import Direction
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.score_table import ScoreTable
 
@@ -36,9 +37,16 @@ class Sides(NamedTuple):
         return Sides(*(side[np.isfinite(side)] for side in self))
 
 
+class Choice(NamedTuple):
+    """The attack that decides about candidates, and why this one, in words."""
+
+    decider: Calibration
+    why: str
+
+
 def label(frozen: Calibration) -> str:
     """ "attack@queries": how one row of the results is called."""
-    return f"{frozen.attack}@{pipeline.frozen_job(frozen).queries}"
+    return pipeline.frozen_job(frozen).label
 
 
 def best_calibrated(frozen: Sequence[Calibration]) -> Calibration:
@@ -46,14 +54,41 @@ def best_calibrated(frozen: Sequence[Calibration]) -> Calibration:
     return max(frozen, key=lambda one: (one.auc, -pipeline.frozen_job(one).queries))
 
 
-def choose_decider(frozen: Sequence[Calibration], wanted: str | None) -> Calibration:
-    """The attack that decides about candidates: the wanted one, or the best on the calibration half."""
-    if wanted is None:
-        return best_calibrated(frozen)
-    by_label = {label(one): one for one in frozen}
-    if wanted not in by_label:
-        raise ValueError(f"unknown attack {wanted!r} to decide with; expected one of {', '.join(by_label)}")
-    return by_label[wanted]
+def by_label(frozen: Sequence[Calibration], wanted: str) -> Calibration:
+    """The frozen attack of that label."""
+    labels = {label(one): one for one in frozen}
+    if wanted not in labels:
+        raise ValueError(f"unknown attack {wanted!r} to decide with; expected one of {', '.join(labels)}")
+    return labels[wanted]
+
+
+def choose_decider(
+    frozen: Sequence[Calibration], asked: Collection[str], wanted: str | None, direction: Direction
+) -> Choice:
+    """The wanted attack, or of those asked for the best on the calibration half; but see who may decide.
+
+    An attack that learned its direction from the labels decides only if the witness confirms that direction.
+    Otherwise the best attack of fixed direction takes its place: of those asked for, or else the witness itself.
+
+    Args:
+      frozen: every calibrated attack, the witness among them.
+      asked: labels of the attacks that were asked for.
+      wanted: label of the attack that is to decide, if the user named one.
+      direction: what the witness says on the calibration half.
+    """
+    attacks = [one for one in frozen if label(one) in asked]
+    first = best_calibrated(attacks) if wanted is None else by_label(attacks, wanted)
+    why = "highest AUC on the calibration half" if wanted is None else "asked for"
+    if not first.learned_direction or direction.may_learn:
+        return Choice(first, why)
+    fixed = [one for one in attacks if not one.learned_direction] or [
+        one for one in frozen if not one.learned_direction
+    ]
+    return Choice(
+        best_calibrated(fixed),
+        f"the best attack of fixed direction; {label(first)} ({why}) learned its direction from the labels, and the "
+        "witness does not confirm it",
+    )
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -113,7 +148,7 @@ class Record:
     @functools.cached_property
     def decider(self) -> Calibration:
         """The attack that decides."""
-        return choose_decider(self.calibrations, self.facts["decided_by"])
+        return by_label(self.calibrations, self.facts["decided_by"])
 
     @functools.cached_property
     def split(self) -> Split:

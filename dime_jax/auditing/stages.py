@@ -17,8 +17,7 @@ from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.opening import OpenedModel, open_model
-from dime_jax.auditing.record import Record, choose_decider, label, read_record, theory_weights, write_record
-from dime_jax.calibration import Calibration
+from dime_jax.auditing.record import Choice, Record, choose_decider, label, read_record, theory_weights, write_record
 from dime_jax.data import Split
 from dime_jax.denoiser import Denoiser
 from dime_jax.report import html
@@ -28,6 +27,7 @@ SHOWN = 8  # images in each row of examples
 _MOST_CANDIDATE_THUMBNAILS = 200
 # The blind baseline holds its images in memory: at most so many of a side, and so many values.
 _BLIND_IMAGES, _BLIND_VALUES = 1500, 2**26
+_STATISTICS_BATCH = 64
 
 
 class AuditResult(NamedTuple):
@@ -52,7 +52,7 @@ def audit(config: AuditConfig) -> AuditResult:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
     prepare = _with_members if len(images.split.member) else _without_members
-    decider, heldout, facts = prepare(config, model.denoiser, images)
+    (decider, why), heldout, facts = prepare(config, model.denoiser, images)
     if len(images.candidates):
         scoring.score(
             model.denoiser,
@@ -69,6 +69,7 @@ def audit(config: AuditConfig) -> AuditResult:
         "duplicates": images.duplicates,
         "warnings": images.warnings,
         "decided_by": label(decider),
+        "chosen": why,
         "environment": environment(),
     }
     arrays = {
@@ -79,6 +80,8 @@ def audit(config: AuditConfig) -> AuditResult:
     }
     record = Record(config.directory, facts, arrays)
     arrays |= _thumbnails(record, images, model.denoiser)
+    if len(images.candidates):
+        arrays |= picture_statistics(images, model.denoiser, heldout, config.seed)
     if record.members_known:
         try:
             blind, scores = _blind_baseline(config, record.split, images, model.denoiser)
@@ -100,7 +103,7 @@ def _report(record: Record) -> AuditResult:
     return AuditResult(found.results, record.directory, html.write_report(record, found))
 
 
-def calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> tuple[Calibration, data.Halves]:
+def calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> tuple[Choice, data.Halves]:
     """Score one half with the whole grid, freeze every attack, and choose the one that decides."""
     sizes = config.sizes()
     halves = data.halves(
@@ -114,17 +117,21 @@ def calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> t
     jobs = planning.grid_jobs(config.attacks, config.profile, sizes.queries, config.grid)
     pipeline.begin(config.directory, jobs, halves, config.seed)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
-    return choose_decider(pipeline.calibrate_run(config.directory), config.decide_with), halves
+    frozen, direction = (
+        pipeline.calibrate_run(config.directory),
+        pipeline.read_direction(config.directory, ["calibration"]),
+    )
+    return choose_decider(frozen, pipeline.asked_labels(config.directory), config.decide_with, direction), halves
 
 
 def _with_members(
     config: AuditConfig, denoiser: Denoiser, images: AuditImages
-) -> tuple[Calibration, np.ndarray, dict[str, Any]]:
+) -> tuple[Choice, np.ndarray, dict[str, Any]]:
     """Calibrate on one half and score the other, by `pipeline`; candidates are compared with held-out images of it."""
-    decider, halves = calibrate(config, denoiser, images)
+    choice, halves = calibrate(config, denoiser, images)
     pipeline.score_half(config.directory, "test", denoiser, images.source, options=config.options)
     return (
-        decider,
+        choice,
         halves.test.heldout,
         {
             "images": {
@@ -136,23 +143,22 @@ def _with_members(
             },
             "grid_size": len(pipeline.read_json(config.directory / "run.json")["jobs"]),
             "theory_setting": None,
-            "chosen": "asked for" if config.decide_with else "highest AUC on the calibration half",
         },
     )
 
 
 def _without_members(
     config: AuditConfig, denoiser: Denoiser, images: AuditImages
-) -> tuple[Calibration, np.ndarray, dict[str, Any]]:
+) -> tuple[Choice, np.ndarray, dict[str, Any]]:
     """DIME with theory weights: nothing is calibrated, and candidates are compared with all held-out images."""
     setting = config.theory_setting()
     facts = {
         "images": {"members": 0, "heldout": len(images.split.heldout), "candidates": len(images.candidates)},
         "grid_size": 1,
         "theory_setting": setting,
-        "chosen": "theory weights at a stated setting: without known members nothing can be calibrated",
     }
-    return theory_weights(denoiser.schedule, setting), images.split.heldout, facts
+    why = "theory weights at a stated setting: without known members nothing can be calibrated"
+    return Choice(theory_weights(denoiser.schedule, setting), why), images.split.heldout, facts
 
 
 def _sizes(split: Split) -> dict[str, int]:
@@ -233,6 +239,30 @@ def _blind_baseline(
         "blind_member_scores": blind.scores_member,
         "blind_heldout_scores": blind.scores_heldout,
     }
+
+
+def picture_statistics(
+    images: AuditImages, denoiser: Denoiser, heldout: np.ndarray, seed: int
+) -> dict[str, np.ndarray]:
+    """Statistics of the candidates' pictures [m, k], NaN where unreadable, and of held-out ones to compare with."""
+    transform = data.transform_for(images.source, denoiser.image_shape)
+    compared = np.sort(np.random.default_rng(seed).permutation(heldout)[:_BLIND_IMAGES])
+    statistics = _statistics(images.source, compared, transform)
+    readable = np.all(np.isfinite(statistics), axis=1)
+    return {
+        "candidate_statistics": _statistics(images.source, images.candidates, transform),
+        "compared": compared[readable],
+        "compared_statistics": statistics[readable],
+    }
+
+
+def _statistics(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:
+    """`evidence.image_statistics` of some images [n, k], batch by batch; NaN where unreadable."""
+    rows = []
+    for batch in data.batches(source, _STATISTICS_BATCH, transform, indices=indices):
+        statistics = evidence.image_statistics(np.where(batch.mask[:, None, None, None], batch.images, 0))
+        rows.append(np.where(batch.mask[:, None], statistics, np.nan)[: np.sum(batch.index >= 0)])
+    return np.concatenate(rows)
 
 
 def _load(source: data.Source, indices: np.ndarray, transform: data.Transform) -> tuple[np.ndarray, np.ndarray]:

@@ -14,21 +14,36 @@ from dime_jax.evidence.candidates import (
     smallest_p,
 )
 from dime_jax.evidence.deletion import Change, DeletionCheck, deletion_check
+from dime_jax.evidence.direction import (
+    NOT_CHECKED,
+    Direction,
+    Judgement,
+    WitnessAuc,
+    WitnessScores,
+    judge_direction,
+)
+from dime_jax.evidence.likeness import Likeness, likeness
 from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.evidence.sets import SetTest, set_test
 
 __all__ = [
     "CANNOT_TELL",
     "EVIDENCE",
+    "NOT_CHECKED",
     "NO_EVIDENCE",
     "BlindBaseline",
     "Change",
     "DeletionCheck",
+    "Direction",
     "EpsilonBound",
     "Gap",
     "GroupsTooLarge",
+    "Judgement",
+    "Likeness",
     "SetTest",
     "Verdicts",
+    "WitnessAuc",
+    "WitnessScores",
     "blind_baseline",
     "candidate_verdicts",
     "conformal_p_values",
@@ -37,6 +52,8 @@ __all__ = [
     "epsilon_lower_bound",
     "gap_over_blind",
     "image_statistics",
+    "judge_direction",
+    "likeness",
     "set_test",
     "smallest_p",
 ]

@@ -117,7 +117,7 @@ def gap_over_blind(
     that belongs to the interval.
     """
     gap = metrics.compare((attack_member, attack_heldout), (blind_member, blind_heldout), (), confidence).auc_difference
-    blind = metrics.evaluate(blind_member, blind_heldout, fprs=(), confidence=confidence).auc
+    blind = metrics.auc_interval(blind_member, blind_heldout, confidence)
     below = float(np.hypot(gap.value - gap.low, blind.high - blind.value))
     above = float(np.hypot(gap.high - gap.value, blind.value - blind.low))
     difference = metrics.Estimate(gap.value, max(-1.0, gap.value - below), min(1.0, gap.value + above))
@@ -139,7 +139,7 @@ def _blind_auc(member: npt.ArrayLike, heldout: npt.ArrayLike, confidence: float)
     Away from chance the interval is wider than need be.
     """
     wider = 2 * stats.norm.cdf(np.sqrt(2) * _quantile(confidence)) - 1
-    return metrics.evaluate(member, heldout, fprs=(), confidence=float(wider)).auc
+    return metrics.auc_interval(member, heldout, float(wider))
 
 
 def _quantile(confidence: float) -> float:
@@ -156,6 +156,7 @@ def image_statistics(images: npt.ArrayLike) -> np.ndarray:
     mean absolute difference of neighbours, down and across         2        sharpness, direction
     that of differences across 8 x 8 block edges over all others    2        JPEG
     lowest 4 x 4 cosine coefficients but the mean                   15       layout, framing
+    mean and spread of the gap between channels, if there are more  2        saturation, greyscale
     log energy in 6 bands of spatial frequency                      6        resampling, denoising, compression
 
     Images of a side below 16 pixels have no block edges to speak of: those two are 0. Images of a side below 6 do not
@@ -190,9 +191,16 @@ def _statistics(images: np.ndarray) -> np.ndarray:
         np.stack([down.mean(axis=(1, 2)), across.mean(axis=(1, 2))], axis=1),
         np.stack([_blockiness(down.mean(axis=2)), _blockiness(across.mean(axis=1))], axis=1),
         low,
+        *([] if planes.shape[1] == 1 else [_saturation(planes)]),
         _band_energies(spectrum),
     ]
     return np.concatenate(columns, axis=1).astype(np.float64)
+
+
+def _saturation(planes: np.ndarray) -> np.ndarray:
+    """Mean and standard deviation over pixels of the largest minus the smallest channel; [n, C, H, W] -> [n, 2]."""
+    gaps = np.ptp(planes, axis=1)
+    return np.stack([gaps.mean(axis=(1, 2)), gaps.std(axis=(1, 2))], axis=1)
 
 
 def _blockiness(differences: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dime_jax.attacks import get_attack
+from dime_jax.evidence import Judgement
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,8 +51,8 @@ def p_text(p: float | None) -> str:
 
 def _answer(results: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     blind = results["blind_baseline"]
-    if results["reversed"]:
-        return "The wrong way round: the members look less like training images than the held-out images do."
+    if results["direction"]["judgement"] == Judgement.BELOW:
+        return "Members and held-out images look swapped: it is the held-out images that look like training images."
     if row["auc"]["high"] < 0.5:
         return "The attack does worse than chance on the test half: members and held-out images may be swapped."
     if row["auc"]["low"] <= 0.5:
@@ -93,6 +94,8 @@ def _candidates(results: Mapping[str, Any]) -> str:
         f"show none, and for {found['cannot_tell']:,} it cannot be told (false discovery rate "
         f"{percent(found['level'], 0)})."
     ]
+    if found["withheld"]:
+        return f"No verdict is given on any of the {found['count']:,} candidates: {found['withheld']}."
     p_value = found["set_test"]["p_value"]
     if found["can_decide"] and p_value <= found["level"]:
         sentences.append(f"As a set they look like training images ({p_text(p_value)}).")
@@ -103,13 +106,7 @@ def _candidates(results: Mapping[str, Any]) -> str:
 
 def _alarms(results: Mapping[str, Any]) -> list[str]:
     alarms = []
-    if results["reversed"]:
-        worst = results["reversed"]
-        alarms.append(
-            f"{title(worst['attack'], worst['queries_per_image'])} has an AUC of {interval(worst['auc'])}, below "
-            "chance. Either members and held-out images were swapped, or the two sets differ in kind. Verdicts on "
-            "candidates are withheld."
-        )
+    alarms += direction_alarms(results["direction"])
     blind = results["blind_baseline"]
     if blind and blind["explained"]:
         alarms.append(
@@ -122,6 +119,42 @@ def _alarms(results: Mapping[str, Any]) -> list[str]:
             f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind['auc'])}: "
             f"part of the result is in the images. The attack is ahead of it by {points(blind['gap'])}."
         )
+    return alarms + candidate_alarms(results["candidates"])
+
+
+def direction_alarms(direction: Mapping[str, Any]) -> list[str]:
+    """What to read first about which set is which."""
+    if direction["judgement"] == Judgement.NOT_CHECKED:
+        return [
+            "Direction not checked: this audit was made before swapped sets were looked for. Make it again before you "
+            "rely on its verdicts."
+        ]
+    if direction["judgement"] != Judgement.BELOW:
+        return []
+    worst = min(direction["aucs"], key=lambda auc: auc["high"])
+    return [
+        f"Members look less like training images than held-out images do: the witness, a score that learned nothing "
+        f"from the labels, has an AUC of {percent(worst['value'])} at t = {worst['t']}, surely below 50 % (at most "
+        f"{percent(worst['high'])}). Either the two sets were swapped, or they differ in kind. Check which is which; "
+        "until then every other number here may be the wrong way round."
+    ]
+
+
+def candidate_alarms(found: Mapping[str, Any] | None) -> list[str]:
+    """What to read first about the candidates."""
+    alarms = []
+    if found and found["likeness"] and found["likeness"]["set_unlike"]:
+        alarms.append(
+            f"The candidates are another kind of picture than the held-out images "
+            f"({p_text(found['likeness']['set_p'])}, judged without the model). A p-value would compare unlike things. "
+            "Take held-out images that were collected and processed as the candidates were."
+        )
+    if found and found["less_like_members"] is not None:
+        alarms.append(
+            f"The candidates look surely less like training images than the held-out images do "
+            f"({p_text(found['less_like_members'])}). Either some held-out images were trained on, or the two sets "
+            "differ in kind."
+        )
     return alarms
 
 
@@ -133,12 +166,13 @@ def points(estimate: Mapping[str, float]) -> str:
 
 def _without_members(results: Mapping[str, Any]) -> dict[str, Any]:
     found = results["candidates"]
-    test = found["set_test"]
-    if not found["can_decide"]:
+    if found["withheld"]:
+        answer = f"No verdict: {found['withheld']}."
+    elif not found["can_decide"]:
         answer = "Too few held-out images to decide anything."
     elif found["evidence"]:
         answer = f"{found['evidence']:,} of {found['count']:,} candidates show evidence of membership."
-    elif test["p_value"] <= found["level"]:
+    elif found["set_test"]["p_value"] <= found["level"]:
         answer = "As a set the candidates look like training images, though no single one does for sure."
     else:
         answer = "No evidence that any candidate was in the training set."
@@ -147,11 +181,19 @@ def _without_members(results: Mapping[str, Any]) -> dict[str, Any]:
         f"with {found['heldout']:,} images that the model was not trained on. No members were known, so nothing was "
         "calibrated and how strong the attack is on this model is not known: finding nothing means little."
     )
-    return {"answer": answer, "detail": detail, "candidates": _candidates(results), "alarms": []}
+    return {
+        "answer": answer,
+        "detail": detail,
+        "candidates": _candidates(results),
+        "alarms": candidate_alarms(found),
+    }
 
 
 def deletion_headline(results: Mapping[str, Any]) -> dict[str, Any]:
     """{answer, detail, candidates, alarms} of a deletion check."""
+    alarms = deletion_alarms(results)
+    if results["withheld"]:
+        return {"answer": f"No verdict: {results['withheld']}.", "detail": "", "candidates": "", "alarms": alarms}
     answers = {
         "no evidence of membership after": "The images no longer look like training images.",
         "evidence of membership remains": "The images still look like training images after the deletion.",
@@ -169,4 +211,13 @@ def deletion_headline(results: Mapping[str, Any]) -> dict[str, Any]:
         f"{points(change['difference'])}, {p_text(change['p_value'])}."
     )
     one_by_one = f"One by one, {flagged['before']:,} were flagged before and {flagged['after']:,} after."
-    return {"answer": answers[results["verdict"]], "detail": detail, "candidates": one_by_one, "alarms": []}
+    return {"answer": answers[results["verdict"]], "detail": detail, "candidates": one_by_one, "alarms": alarms}
+
+
+def deletion_alarms(results: Mapping[str, Any]) -> list[str]:
+    """What to read first in a deletion check."""
+    learned = results["facts"]["theory_setting"] is None
+    return [
+        *(direction_alarms(results["direction"]) if learned else []),
+        *candidate_alarms({"likeness": results["likeness"], "less_like_members": None}),
+    ]

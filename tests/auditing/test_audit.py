@@ -68,7 +68,7 @@ def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, dir
 
 
 def test_the_calibration_half_chooses_who_decides(result, directory):
-    frozen = pipeline.read_calibrations(directory)
+    frozen = [one for one in pipeline.read_calibrations(directory) if one.attack != "level_only"]  # not asked for
     best = max(frozen, key=lambda one: one.auc)
     assert result.results["decided_by"]["calibration_auc"] == best.auc
     assert result.results["decided_by"]["chosen"] == "highest AUC on the calibration half"
@@ -78,10 +78,23 @@ def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
     promised = {"schema_version", "results", "blind_baseline", "duplicates", "fingerprints", "precision", "seed"}
-    promised |= {"queries_made", "warnings", "candidates", "epsilon_lower_bound", "comparisons", "headline", "reversed"}
+    promised |= {
+        "queries_made",
+        "warnings",
+        "candidates",
+        "epsilon_lower_bound",
+        "comparisons",
+        "headline",
+        "direction",
+    }
     assert promised <= set(results)
     rows = [(row["attack"], row["queries_per_image"]) for row in results["results"]]
-    assert sorted(rows) == [("dime", 2), ("pia_l2", 2), ("sima_l4", 1)]
+    assert sorted(rows) == [("dime", 2), ("level_only", 1), ("pia_l2", 2), ("sima_l4", 1)]
+    assert results["direction"]["judgement"] == "above"
+    assert [(auc["half"], auc["t"]) for auc in results["direction"]["aucs"]] == [
+        *(("calibration", t) for t in (70, 120)),
+        *(("test", t) for t in (70, 120)),
+    ]
     assert results["blind_baseline"]["auc"]["low"] < 0.5 < results["blind_baseline"]["auc"]["high"]
     assert not results["blind_baseline"]["explained"]
     assert results["epsilon_lower_bound"]["epsilon"] > 0.5
@@ -95,7 +108,7 @@ def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, dire
     assert (comparison["budget"], comparison["dime"]) == (2, "dime@2")
     record = records.read_record(directory)
     by_label = {records.label(one): one for one in record.calibrations}
-    best = max((one for name, one in by_label.items() if name != "dime@2"), key=lambda one: one.auc)
+    best = max((by_label[name] for name in ("pia_l2@2", "sima_l4@1")), key=lambda one: one.auc)
     assert by_label[comparison["baseline"]].auc == best.auc
     scores = [record.scores(by_label[comparison[side]]) for side in ("dime", "baseline")]
     expected = metrics.auc(*scores[0]) - metrics.auc(*scores[1])
@@ -154,11 +167,12 @@ def test_the_attack_that_decides_can_be_named(tmp_path):
 def test_swapped_sets_are_said_loudly_and_nothing_is_decided(tmp_path):
     swapped = {**ROLES, "members": ROLES["heldout"], "heldout": ROLES["members"]}
     results = auditing.audit(config(tmp_path, model=MODEL, **swapped)).results
-    assert results["headline"]["answer"].startswith("The wrong way round")
-    assert "below chance" in results["headline"]["alarms"][0]
-    assert results["reversed"]["auc"]["high"] < 0.5
+    assert results["headline"]["answer"].startswith("Members and held-out images look swapped")
+    assert "surely below 50 %" in results["headline"]["alarms"][0]
     assert (results["candidates"]["evidence"], results["candidates"]["can_decide"]) == (0, False)
     assert results["candidates"]["cannot_tell"] == 12
+    assert results["candidates"]["set_test"] is None
+    assert results["epsilon_lower_bound"] is None
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -167,7 +181,7 @@ def test_a_model_that_remembers_something_else_shows_nothing(tmp_path):
     assert results["headline"]["answer"] == "No sign that this model remembers its training images."
     assert results["candidates"]["evidence"] == 0
     assert results["epsilon_lower_bound"]["epsilon"] == 0
-    assert results["reversed"] is None
+    assert results["direction"]["judgement"] == "unsure"
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -221,7 +235,7 @@ def test_class_labels_reach_the_model(tmp_path, right):
     model = memoriser(MEMBERS, num_classes=3, labels=labels)
     given = labels if right else (labels + 1) % 3
     roles = {"members": source(MEMBERS, "m", labels=given), "heldout": source(HELDOUT, "h", labels=given)}
-    (row,) = auditing.audit(config(tmp_path, model=model, attacks=("sima_l4",), **roles)).results["results"]
+    row, _witness = auditing.audit(config(tmp_path, model=model, attacks=("sima_l4",), **roles)).results["results"]
     assert (row["auc"]["value"] > 0.99) == right
 
 

@@ -75,9 +75,10 @@ def test_it_is_the_protocol(results, source, halves):
 def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
     table = score_table.read_table(directory / "test")
     frozen = pipeline.read_calibrations(directory)
-    jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen]
+    witness = planning.witness_jobs(JOBS)
+    jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
-    calibration_queries = planning.make_plan(JOBS, table.schedule).queries_per_image * 40
+    calibration_queries = planning.make_plan(JOBS + witness, table.schedule).queries_per_image * 40
     assert (
         results["queries_made"] == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
     )
@@ -86,6 +87,7 @@ def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results)
         ("sima_l4", 1),
         ("dime", 2),
         ("dime_theory", 2),
+        ("level_only", 1),  # the witness of direction
     }
 
 
@@ -120,7 +122,7 @@ def test_a_frozen_threshold_survives_json(directory, results):
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        (lambda path: pipeline.calibrate_run(path), "is not a score table"),
+        (lambda path: pipeline.calibrate_run(path), r"no .*run\.json: start a run first"),
         (lambda path: pipeline.score_half(path, "test", None, None), r"no .*run\.json: start a run first"),
         (lambda path: pipeline.score_half(path, "both", None, None), "unknown half 'both'; expected one of"),
         (lambda path: pipeline.evaluate_run(path), "is not a score table"),

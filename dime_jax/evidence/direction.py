@@ -1,0 +1,100 @@
+"""Which way round are members and held-out images? A witness of fixed direction says, and nothing overrules it.
+
+An attack whose weights were fitted to the labels follows them, right or wrong: with members and held-out images
+swapped it learns to accuse what the model never saw. The witness is a score that learned nothing, lower for members by
+theory alone; if members score *above* held-out images by it, the sets are swapped or differ in kind.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from dime_jax import metrics
+
+# The chance that a witness speaks up on sets that it cannot tell apart, over all timesteps and halves together.
+ERROR_RATE = 0.01
+
+
+class Judgement(enum.StrEnum):
+    """What the witness says: members surely look more (`ABOVE`) or less (`BELOW`) like training images, or neither."""
+
+    ABOVE = "above"
+    BELOW = "below"
+    UNSURE = "unsure"
+    NOT_CHECKED = "not checked"
+
+
+class WitnessScores(NamedTuple):
+    """The witness's scores at one timestep of one half, lower for members."""
+
+    half: str
+    t: int
+    member: npt.ArrayLike
+    heldout: npt.ArrayLike
+
+
+@dataclasses.dataclass(frozen=True)
+class WitnessAuc:
+    """AUC of the witness at one timestep of one half; `low` and `high` are one-sided bounds, each for itself."""
+
+    half: str
+    t: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """What the witness said, timestep by timestep, and what follows from it.
+
+    Attributes:
+      judgement: `BELOW` if any bound lies below 1/2, whatever the others say; else `ABOVE` if any lies above.
+      may_learn: whether an attack may decide by a direction that it learned from the labels: the judgement is
+        `ABOVE`, and the calibration half shows it. The test half has no part in that, since it has none in any choice.
+      aucs: the witness's AUCs.
+      error_rate: the chance that any bound is on the wrong side of 1/2 where the sets cannot be told apart.
+    """
+
+    judgement: Judgement
+    may_learn: bool
+    aucs: tuple[WitnessAuc, ...]
+    error_rate: float = ERROR_RATE
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in results.json."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "judgement": str(self.judgement), "aucs": list(fields["aucs"])}
+
+
+NOT_CHECKED = Direction(Judgement.NOT_CHECKED, may_learn=False, aucs=())
+
+
+def judge_direction(scores: Sequence[WitnessScores], looks: int | None = None) -> Direction:
+    """Hear the witness at every timestep of every half.
+
+    Each bound is one-sided at `ERROR_RATE` divided by the number of looks, so that all hold together with at least
+    1 - 2 `ERROR_RATE`. Without any scores the direction is `NOT_CHECKED`.
+
+    Args:
+      scores: the witness's finite scores; timesteps with an empty side are passed over.
+      looks: over how many timesteps and halves the error is shared, if more than those given here.
+    """
+    scores = [one for one in scores if len(one.member) and len(one.heldout)]  # type: ignore[arg-type]
+    if not scores:
+        return NOT_CHECKED
+    confidence = 1 - 2 * ERROR_RATE / max(len(scores), looks or 0)
+    aucs = []
+    for half, t, member, heldout in scores:
+        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence)))
+    if any(auc.high < 0.5 for auc in aucs):
+        judgement = Judgement.BELOW
+    elif any(auc.low > 0.5 for auc in aucs):
+        judgement = Judgement.ABOVE
+    else:
+        judgement = Judgement.UNSURE
+    confirmed = any(auc.low > 0.5 for auc in aucs if auc.half == "calibration")
+    return Direction(judgement, judgement is Judgement.ABOVE and confirmed, tuple(aucs))

@@ -1,0 +1,127 @@
+"""Are the candidates pictures of the same kind as the held-out images? Judged without the model.
+
+A conformal p-value compares a candidate with held-out images, which means something only if the two could have been
+drawn from one pile. Blurred, dimmed, enlarged or otherwise unlike pictures can score like training images, or unlike
+them, for reasons that have nothing to do with training.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+import threadpoolctl
+
+from dime_jax import _validate
+from dime_jax.evidence import _checks
+from dime_jax.evidence.sets import group_means
+
+ERROR_RATE = 0.01
+RESAMPLES = 1_999
+# Statistics are of order one. One that hardly varies among held-out images is not divided by less than this.
+_LEAST_SPREAD = 1e-3
+# Added to the correlations' diagonal: directions in which held-out images do not vary at all stay finite.
+_RIDGE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Likeness:
+    """How like the held-out images the candidates are, as pictures.
+
+    Attributes:
+      p_values: of each candidate [m]: the share of pictures, held-out ones and itself, that are as far out; NaN where
+        the candidate has no statistics.
+      unlike: which candidates are out of range, p <= ERROR_RATE.
+      set_p: permutation p-value of the candidates' mean being as far from that of the held-out images.
+      set_unlike: whether the set is out of range, set_p <= ERROR_RATE.
+      heldout: with how many held-out images they were compared.
+    """
+
+    p_values: np.ndarray
+    unlike: np.ndarray
+    set_p: float
+    set_unlike: bool
+    heldout: int
+
+
+def likeness(
+    statistics: npt.ArrayLike,
+    heldout_statistics: npt.ArrayLike,
+    groups: npt.ArrayLike | None = None,
+    heldout_groups: npt.ArrayLike | None = None,
+    seed: int = 0,
+) -> Likeness:
+    """Compare candidates with held-out images by `image_statistics`.
+
+    One by one: full conformal p-values of the Mahalanobis distance. The candidate is added to the held-out images, and
+    its distance from their mean is ranked among theirs, so that a candidate drawn from the same pile is called unlike
+    at most in a share ERROR_RATE of cases; below 99 held-out images none can be.
+
+    As a set: the Mahalanobis distance between the mean of the candidates and that of all pictures, among the same for
+    sets drawn at random from the pool. Groups enter as their means and are drawn whole, since pictures of one owner
+    resemble each other. A set of one picture is ranked like one picture.
+
+    Args:
+      statistics: of candidates [m, k]; rows with NaN are pictures without statistics.
+      heldout_statistics: of held-out images [n, k], all finite.
+      groups: labels of candidates, -1 for one on its own.
+      heldout_groups: the same of held-out images.
+      seed: of the sets drawn at random.
+    """
+    candidates, heldout = np.asarray(statistics, np.float64), np.asarray(heldout_statistics, np.float64)
+    _validate.check_shape(candidates, (None, heldout.shape[1]), "statistics")
+    _validate.check_finite(heldout, "heldout_statistics")
+    _validate.check_at_least(len(heldout), 2, "number of held-out images")
+    usable = np.all(np.isfinite(candidates), axis=1)
+    p_values = np.full(len(candidates), np.nan)
+    known = candidates[usable]
+    index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], len(known), "groups")
+    heldout_index = _checks.group_index(heldout_groups, len(heldout), "heldout_groups")
+    set_p = 1.0
+    with threadpoolctl.threadpool_limits(1, "blas"):  # many small problems
+        p_values[usable] = _conformal_p_values(known, heldout)
+        if len(known):
+            set_p = _set_p_value(_means(known, index), _means(heldout, heldout_index), np.random.default_rng(seed))
+    return Likeness(p_values, p_values <= ERROR_RATE, set_p, set_p <= ERROR_RATE, len(heldout))
+
+
+def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarray:
+    """p of each candidate's distance among the n + 1 distances of it and the held-out images from their common mean."""
+    p_values = np.empty(len(candidates))
+    for number, candidate in enumerate(candidates):
+        distances = _distances(np.concatenate([heldout, candidate[None]]))
+        p_values[number] = np.mean(distances >= distances[-1] * (1 - 1e-9))
+    return p_values
+
+
+def _distances(rows: np.ndarray) -> np.ndarray:
+    """Squared Mahalanobis distances [n] of the rows [n, k] from their mean."""
+    whitened = _whitened(rows)
+    return np.sum(whitened**2, axis=1)
+
+
+def _whitened(rows: np.ndarray) -> np.ndarray:
+    """Rows with mean 0 and, but for the ridge, the identity as covariance. All rows are treated alike."""
+    standard = (rows - rows.mean(axis=0)) / np.maximum(rows.std(axis=0), _LEAST_SPREAD)
+    correlation = standard.T @ standard / len(rows) + _RIDGE * np.eye(rows.shape[1])
+    return scipy.linalg.solve_triangular(np.linalg.cholesky(correlation), standard.T, lower=True).T
+
+
+def _set_p_value(candidates: np.ndarray, heldout: np.ndarray, rng: np.random.Generator) -> float:
+    """How often as many rows, drawn at random from the pool, have a mean as far from the pool's."""
+    pool, size = _whitened(np.concatenate([candidates, heldout])), len(candidates)
+    if size == 1:
+        distances = np.sum(pool**2, axis=1)
+        return float(np.mean(distances >= distances[0] * (1 - 1e-9)))
+    distance = _distance_of_mean(pool[:size])
+    drawn = [_distance_of_mean(pool[rng.choice(len(pool), size, replace=False)]) for _ in range(RESAMPLES)]
+    return float((1 + np.sum(np.array(drawn) >= distance * (1 - 1e-9))) / (1 + RESAMPLES))
+
+
+def _distance_of_mean(rows: np.ndarray) -> float:
+    return float(np.sum(rows.mean(axis=0) ** 2))
+
+
+def _means(rows: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The mean row of each group."""
+    return np.stack([group_means(column, index) for column in rows.T], axis=1)

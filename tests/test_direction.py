@@ -1,0 +1,96 @@
+"""The witness of direction: its error rate by simulation, and what follows from what it says."""
+
+import numpy as np
+import pytest
+
+from dime_jax import planning
+from dime_jax.calibration import Calibration
+from dime_jax.evidence import Judgement, WitnessScores, judge_direction
+
+
+def scores_of_a_witness(rng, shift, halves=("calibration", "test"), times=(30, 70, 120), n=60):
+    """Scores that are alike at all timesteps, as a witness's are; members are lower by `shift` standard deviations."""
+    scores = []
+    for half in halves:
+        member, heldout = rng.normal(size=n) - shift, rng.normal(size=n)
+        for t in times:
+            noise = 0.3 * rng.normal(size=(2, n))
+            scores.append(WitnessScores(half, t, member + noise[0], heldout + noise[1]))
+    return scores
+
+
+@pytest.mark.parametrize("times", [(70,), (30, 70, 120), tuple(range(50, 231, 20))])
+def test_sets_that_are_alike_are_seldom_judged(times):
+    rng = np.random.default_rng(0)
+    judged = [judge_direction(scores_of_a_witness(rng, 0.0, times=times)).judgement for _ in range(1000)]
+    for wrong in (Judgement.BELOW, Judgement.ABOVE):
+        assert np.mean([one is wrong for one in judged]) <= 0.01 + 3 * np.sqrt(0.01 * 0.99 / 1000)
+
+
+def test_it_sees_what_is_there():
+    rng = np.random.default_rng(1)
+    assert all(judge_direction(scores_of_a_witness(rng, 1.5)).judgement is Judgement.ABOVE for _ in range(100))
+    assert all(judge_direction(scores_of_a_witness(rng, -1.5)).judgement is Judgement.BELOW for _ in range(100))
+
+
+def test_nothing_vetoes_below():
+    rng = np.random.default_rng(2)
+    above, below = (
+        scores_of_a_witness(rng, 3.0, ("calibration",)),
+        scores_of_a_witness(rng, -3.0, ("test",), times=(70,)),
+    )
+    found = judge_direction(above + below)
+    assert found.judgement is Judgement.BELOW
+    assert not found.may_learn
+
+
+def test_the_test_half_gives_no_permission_to_learn():
+    rng = np.random.default_rng(3)
+    unsure, above = scores_of_a_witness(rng, 0.0, ("calibration",)), scores_of_a_witness(rng, 3.0, ("test",))
+    assert judge_direction(unsure + above).judgement is Judgement.ABOVE
+    assert not judge_direction(unsure + above).may_learn
+    assert judge_direction(scores_of_a_witness(rng, 3.0, ("calibration",))).may_learn
+
+
+def test_one_half_alone_is_judged_as_strictly_as_beside_the_other():
+    rng = np.random.default_rng(4)
+    both = scores_of_a_witness(rng, 0.6)
+    alone = judge_direction(both[:3], looks=6)
+    assert alone.aucs == judge_direction(both).aucs[:3]
+
+
+def test_without_testimony_nothing_is_checked():
+    empty = WitnessScores("test", 70, [], [1.0])
+    assert judge_direction([]).judgement is judge_direction([empty]).judgement is Judgement.NOT_CHECKED
+    assert not judge_direction([]).may_learn
+
+
+def frozen(phi):
+    return Calibration("dime", {"t": 70, "gamma": 0.1, "q": 1}, phi, None, 0.0, 0.9)
+
+
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_angles_outside_the_quadrant_of_theory_are_learned(sixteenth):
+    assert frozen(2 * np.pi * sixteenth / 16).learned_direction == (sixteenth not in (0, 12, 13, 14, 15))
+
+
+def test_scores_without_an_angle_are_not_learned():
+    assert not frozen(None).learned_direction
+    assert not frozen(-np.pi / 2).learned_direction
+
+
+@pytest.mark.parametrize(
+    ("attacks", "times", "gamma", "extra"),
+    [
+        (None, [30, 70, 120], 0.1, 0),
+        (["dime"], [30, 70, 120], 0.1, 0),
+        (["pia_l2"], [30, 70, 120], 0.1, 3),
+        (["dime_central", "loss"], [30, 70, 120], 0.1, 0),
+    ],
+)
+def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra, schedule):
+    jobs = planning.grid_jobs(attacks, "quick", (1, 5, 10))
+    witness = planning.witness_jobs(jobs)
+    assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
+    plans = [planning.make_plan(each, schedule).queries_per_image for each in (jobs, jobs + witness)]
+    assert plans[1] - plans[0] == extra
