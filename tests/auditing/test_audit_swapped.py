@@ -1,0 +1,216 @@
+"""Members and held-out images swapped: whatever attacks decide, nobody is accused, and the headline says so."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from memoriser import config, floats, images, memoriser, source
+
+import dime_jax as dj
+from dime_jax import attacks, auditing, cli, pipeline, planning, scoring
+from dime_jax.auditing import findings, gate
+from dime_jax.auditing import record as records
+from dime_jax.report import html
+
+QUERIES = (1, 5, 10)
+LABELS = sorted({job.label for job in planning.grid_jobs(None, "quick", QUERIES, [{"t": 70, "gamma": 0.1}])})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_page():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
+        yield
+
+
+def toy_roles():
+    return {"members": images(60, 0), "heldout": images(60, 1), "candidates": images(12, 2)}
+
+
+def make_memoriser(roles):
+    return memoriser(roles["members"])
+
+
+def make_ideal(roles):
+    return dj.IdealDenoiser(floats(roles["members"]), dj.linear_schedule(1000, 1e-4, 0.02))
+
+
+def make_shipped(roles):
+    """The shipped model; its roles are its own members, and digits that it never saw, as candidates too."""
+    digits = dj.data.open_source("digits")
+    model = dj.load_denoiser("digits")
+    split = auditing.images.example_split(digits, "digits", model.fingerprint)
+    pixels = np.stack([digits[i].image for i in range(len(digits))])
+    rng = np.random.default_rng(0)
+    heldout = rng.permutation(split.heldout)
+    roles["members"] = pixels[rng.permutation(split.member)[:160]]
+    roles["heldout"], roles["candidates"] = pixels[heldout[:160]], pixels[heldout[160:190]]
+    return model
+
+
+class Scored:
+    """One audit with swapped sets and all attacks, and its candidates scored by every one of them."""
+
+    def __init__(self, directory, make_model):
+        self.directory, roles = directory, toy_roles()
+        self.model = make_model(roles)
+        swapped = {"members": roles["heldout"], "heldout": roles["members"], "candidates": roles["candidates"]}
+        self.roles = {name: source(pixels, name) for name, pixels in swapped.items()}
+        self.settings = {
+            "model": self.model,
+            "attacks": None,
+            "queries": QUERIES,
+            "grid": [{"t": 70, "gamma": 0.1}],
+            "calibration_size": 80,
+            "test_size": 80,
+            **self.roles,
+        }
+        auditing.audit(config(directory, **self.settings))
+        self.record = records.read_record(directory)
+        scoring.score(
+            self.model,
+            auditing.images.open_images(config(directory, **self.settings), self.model).source,
+            [pipeline.frozen_job(frozen) for frozen in self.record.calibrations],
+            directory / "everything",
+            indices=np.concatenate([self.record.arrays["heldout"], self.record.arrays["candidates"]]),
+            options=scoring.Options(silent=True, micro_batch=64),
+        )
+
+    def found(self, directory, asked, wanted=None):
+        """What the audit finds with these attacks only, from the stored tables."""
+        run = json.loads((self.directory / "run.json").read_text())
+        jobs = [planning.Job(attacks.get_attack(name), setting) for name, setting in run["jobs"]]
+        jobs = [job for job in jobs if job.label in asked]
+        pipeline.begin(directory, jobs, pipeline.read_halves(self.directory), run["seed"])
+        for half in ("calibration", "test"):
+            shutil.copytree(self.directory / half, directory / half)
+        frozen = pipeline.calibrate_run(directory)
+        decider, why = records.choose_decider(
+            frozen, pipeline.asked_labels(directory), wanted, pipeline.read_direction(directory, ["calibration"])
+        )
+        shutil.copytree(self.directory / "everything", directory / "candidates" / records.label(decider))
+        facts = {**self.record.facts, "decided_by": records.label(decider), "chosen": why}
+        facts.pop("schema_version")
+        return findings.find(records.write_record(directory, facts, self.record.arrays))
+
+
+MODELS = {"memoriser": make_memoriser, "ideal": make_ideal, "shipped": make_shipped}
+
+
+@pytest.fixture(scope="module", params=["memoriser", "ideal", pytest.param("shipped", marks=pytest.mark.slow)])
+def scored(request, tmp_path_factory):
+    return Scored(tmp_path_factory.mktemp(request.param), MODELS[request.param])
+
+
+def assert_nobody_is_accused(found):
+    results, rows = found
+    assert results["direction"]["judgement"] == "below"
+    assert results["headline"]["answer"].startswith("Members and held-out images look swapped")
+    assert "surely below 50 %" in results["headline"]["alarms"][0]
+    assert "remembers" not in json.dumps(results["headline"])
+    assert results["candidates"]["evidence"] == 0
+    assert results["candidates"]["set_test"] is None
+    assert {row["verdict"] for row in rows} == {"cannot tell"}
+    assert {row["p_value"] for row in rows} == {None}
+    with pytest.raises(ValueError, match="look swapped"):
+        gate.refuse_unjudged(results)
+
+
+@pytest.mark.parametrize("asked", [*LABELS, "all"])
+def test_no_attack_accuses_anybody(scored, asked, tmp_path):
+    asked = LABELS if asked == "all" else [asked]
+    assert_nobody_is_accused(scored.found(tmp_path, asked))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", list(itertools.combinations(LABELS, 2)))
+def test_no_pair_of_attacks_accuses_anybody(scored, asked, tmp_path):
+    assert_nobody_is_accused(scored.found(tmp_path, asked))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", LABELS)
+def test_no_attack_that_the_user_names_accuses_anybody(scored, wanted, tmp_path):
+    assert_nobody_is_accused(scored.found(tmp_path, LABELS, wanted))
+
+
+def test_the_gate_is_not_judged(tmp_path, capsys):
+    roles = toy_roles()
+    np.savez(tmp_path / "members.npz", images=roles["heldout"])
+    np.savez(tmp_path / "heldout.npz", images=roles["members"])
+    model = make_memoriser(roles)
+    settings = {"members": str(tmp_path / "members.npz"), "heldout": str(tmp_path / "heldout.npz")}
+    auditing.audit(config(tmp_path / "audit", model=model, **settings))
+    assert cli.main(["report", str(tmp_path / "audit"), "--fail-if", "dime@2.auc.low > 0.99"]) == 2
+    error = capsys.readouterr().err
+    assert "look swapped" in error
+    assert len(error.strip().splitlines()) == 1
+    assert cli.main(["report", str(tmp_path / "audit")]) == 0
+
+
+def random_audit(directory, seed):
+    """An audit of a model with some memory, from none to full, with right or swapped sets and unseen candidates.
+
+    The model adds to every answer a part that depends on the picture alone, so that memory is weak against the
+    differences between pictures.
+    """
+    rng = np.random.default_rng(seed)
+    strength, swapped = rng.choice([0, 0.003, 0.01, 0.03, 0.1, 1]), bool(rng.integers(2))
+    train = images(40, (seed, 0))
+    remembers, waves = memoriser(train), rng.normal(size=(64, 3)) / 4
+
+    def eps(x, t):
+        flat = np.asarray(x).reshape(len(x), -1)
+        own = np.exp(np.sin(flat @ waves).sum(axis=1))[:, None] * np.sign(flat)
+        memory = strength * np.asarray(remembers.eps(x, t)).reshape(len(x), -1)
+        return (memory + own).reshape(np.shape(x)).astype(np.float32)
+
+    model = dj.Denoiser.from_function(eps, remembers.schedule, remembers.image_shape, name="partly")
+    sides = [source(train, "m"), source(images(40, (seed, 1)), "h")]
+    members, heldout = reversed(sides) if swapped else sides
+    settings = config(
+        directory,
+        model=model,
+        members=members,
+        heldout=heldout,
+        candidates=source(images(20, (seed, 2)), "c"),
+        attacks=("sima_l4", "dime", "pia_l2", "secmi"),
+        seed=seed,
+    )
+    return swapped, auditing.audit(settings).results
+
+
+@pytest.mark.slow
+def test_random_audits_accuse_within_the_level(tmp_path):
+    """300 audits: candidates are never seen, so every accusation is false."""
+    accused, refused = [], []
+    for seed in range(300):
+        swapped, results = random_audit(tmp_path / str(seed), seed)
+        shutil.rmtree(tmp_path / str(seed))
+        found = results["candidates"]
+        set_verdict = found["set_test"] is not None and found["set_test"]["p_value"] <= 0.05
+        accused.append(found["evidence"] > 0 or set_verdict)
+        if not swapped:
+            refused.append(results["direction"]["judgement"] == "below")
+    print(f"accused {np.mean(accused):.3f}, right sets refused {np.mean(refused):.3f} of {len(refused)}")
+    assert np.mean(accused) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
+    assert np.mean(refused) <= 0.02
+
+
+@pytest.mark.parametrize("may_learn", [True, False])
+@pytest.mark.parametrize("wanted", [None, "dime@2"])
+def test_a_learned_direction_decides_only_if_the_witness_confirms_it(may_learn, wanted):
+    def frozen(name, setting, phi, auc):
+        return pipeline.Calibration(name, setting, phi, None, 0.0, auc)
+
+    learned = frozen("dime", {"t": 70, "gamma": 0.1, "q": 1}, np.pi, 0.9)
+    fixed = frozen("sima_l4", {"t": 70}, None, 0.6)
+    witness = frozen("level_only", {"t": 70, "gamma": 0.1, "q": 1}, None, 0.7)
+    direction = dj.evidence.Direction(dj.evidence.Judgement.ABOVE, may_learn, ())
+    for others in ([fixed], []):
+        asked = [records.label(one) for one in (learned, *others)]
+        choice = records.choose_decider([learned, *others, witness], asked, wanted, direction)
+        assert choice.decider == (learned if may_learn else others[0] if others else witness)
+        assert ("learned its direction" in choice.why) == (not may_learn)
