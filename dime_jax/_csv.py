@@ -27,8 +27,9 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def as_text(value: str) -> str:
-    """Text that no spreadsheet takes for a formula: after an apostrophe if it starts like one or with a control
-    character, and with control characters as escapes.
+    """Text that no spreadsheet takes for a formula.
+
+    It follows an apostrophe if it starts like a formula or with a control character; control characters are escaped.
     """
     start = "'" if value.startswith(_FORMULA_STARTS) or not value[:1].isprintable() else ""
     return start + printable(value)
