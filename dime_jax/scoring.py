@@ -35,6 +35,7 @@ import tenacity
 from dime_jax import _validate, data, draws, score_table
 from dime_jax.attacks.calls import Answer, Call, Scaled
 from dime_jax.attacks.recipes import start_from, walk_trees
+from dime_jax.data.batches import refuse_too_many
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
 from dime_jax.planning import Job, Plan, Unit, Whole, make_plan
 from dime_jax.processes import together
@@ -43,7 +44,6 @@ from dime_jax.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritab
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.score_table import NOT_FINITE, OK, UNREADABLE, Rows, ScoreTable, ShardWriter
 
-MAX_FLAGGED_FRACTION = 0.01
 # A micro-batch of 32x32x3 images: one that stays in a CPU's caches, and one that fills an accelerator.
 _CPU_IMAGES, _ACCELERATOR_IMAGES = 8, 256
 _REFERENCE_SIZE = 32 * 32 * 3
@@ -95,6 +95,7 @@ def score(
     directory: str | os.PathLike[str],
     *,
     indices: Sequence[int] | np.ndarray | None = None,
+    tolerated: np.ndarray | None = None,
     transform: data.Transform | None = None,
     seed: int = 0,
     options: Options | None = None,
@@ -107,14 +108,15 @@ def score(
       jobs: attacks and settings, see `planning.grid_jobs`.
       directory: of the score table.
       indices: which images; all if None.
+      tolerated: those of them that may all go without an answer: they do not count when too many have none.
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of all draws.
       options: how to run.
 
     Raises:
       ValueError: before any query, if the table there is of something else, the plan exceeds the budget, or labels are
-        missing; later, with all finished rows stored, if the budget is used up or more than 1 % of the images are
-        flagged.
+        missing; later, with all finished rows stored, if the budget is used up or too many images are without an answer
+        (`data.batches.refuse_too_many`).
     """
     directory, options = pathlib.Path(directory), options or Options()
     plan = make_plan(jobs, denoiser.schedule)
@@ -149,7 +151,10 @@ def score(
 
         together(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
-        run = together(lambda: _Run(denoiser, source, plan, directory, index, transform, seed, options, devices))
+        counted = index if tolerated is None else np.setdiff1d(index, tolerated)
+        run = together(
+            lambda: _Run(denoiser, source, plan, directory, index, counted, transform, seed, options, devices)
+        )
         together(run.finish)
         together(merge)
     return score_table.read_table(directory)
@@ -211,13 +216,14 @@ class _Run:
         plan: Plan,
         directory: pathlib.Path,
         index: np.ndarray,
+        counted: np.ndarray,
         transform: data.Transform,
         seed: int,
         options: Options,
         devices: Sequence[jax.Device],
     ):
         self.denoiser, self.plan, self.directory, self.options = denoiser, plan, directory, options
-        self.num_images = len(index)
+        self.num_images, self.counted = len(index), counted
         self.manifest = score_table.read_manifest(directory)
         self.micro_batch = options.micro_batch or self.manifest["micro_batch"]
         self.num_devices = len(devices)
@@ -368,17 +374,17 @@ class _Run:
         self.last_flush = now
 
     def _check_flagged(self) -> None:
-        worst = self.status.max(axis=0)
+        worst = self.status.max(axis=0)[self.counted]
         counts = {
             what: int(np.sum(worst == code)) for what, code in (("not finite", NOT_FINITE), ("unreadable", UNREADABLE))
         }
-        if sum(counts.values()) > MAX_FLAGGED_FRACTION * self.num_images:
-            reasons = f", such as {next(iter(self.unreadable.items()))}" if self.unreadable else ""
-            raise ValueError(
-                f"expected at most {MAX_FLAGGED_FRACTION:.0%} of {self.num_images} images without an answer, got "
-                + " and ".join(f"{count} {what}" for what, count in counts.items() if count)
-                + f" so far{reasons}; stopped"
-            )
+
+        def why() -> str:
+            kinds = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+            example = f", such as {next(iter(self.unreadable.items()))}" if self.unreadable else ""
+            return f" so far ({kinds}{example}); stopped"
+
+        refuse_too_many(sum(counts.values()), len(self.counted), "images without an answer", why)
 
     def _planned(self, index: np.ndarray) -> int:
         return int(np.sum(self.cost[:, None] * (self.status[:, index] < 0)))

@@ -56,6 +56,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
             [pipeline.frozen_job(decider)],
             config.directory / name,
             indices=pipeline.shuffled(indices, config.seed),
+            tolerated=images.candidates,
             seed=config.seed,
             options=config.options,
         )
@@ -65,8 +66,9 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
         "images": {
             "members": len(images.split.member),
             "heldout": len(heldout),
-            "candidates": len(images.candidates),
+            **images.counts(),
         },
+        "unusable_candidates": images.unusable_candidates(),
         "decided_by": label(decider),
         "chosen": why,
         "theory_setting": setting,
@@ -154,6 +156,10 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         }
         for row, index in enumerate(candidates.tolist())
     ]
+    reasons = np.where(np.isfinite(check.p_before), "", findings.NO_FINITE_ANSWER).tolist()
+    rows = findings.explained_rows(rows, reasons, facts, {"flagged_before": False, "flagged_after": False})
+    dropped = int(np.sum(~usable))
+    left_out = [f"{findings.NO_FINITE_ANSWER} for {dropped} held-out images: they were left out"] if dropped else []
     results = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
@@ -174,7 +180,7 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         "precision": tables["before"].manifest["identity"]["precision"],
         "seed": settings["seed"],
         "queries_made": sum(table.queries_made for table in tables.values()) + _calibration_queries(directory, facts),
-        "warnings": [*facts["image_warnings"], *([] if withheld else check.warnings)],
+        "warnings": [*facts["image_warnings"], *left_out, *([] if withheld else check.warnings)],
     }
     results = findings.plain(results)
     results["headline"] = wording.deletion_headline(results)

@@ -14,27 +14,28 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
   blind_baseline          null, or {auc, gap, p_value, fires, explained, images}: a classifier that never saw
                           the model, and what the attack has over it
   epsilon_lower_bound     null, or `evidence.EpsilonBound`
-  duplicates              pairs and clusters found, and where
-  images, grid_size       how many, by role and half; how many settings calibration chose from
+  duplicates              pairs and clusters found, and where; `candidates` lists those of which there are copies, as
+                          {candidate, role, other, kind}
+  images, grid_size       how many, by role and half, and by role how many could not be used and for how many the model
+                          gave no finite answer; how many settings calibration chose from
   model, settings, environment, warnings
 
 Numbers that are not finite are null. The same record gives the same files.
 """
 
-import csv
 import dataclasses
-import io
-import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dime_jax import evidence, metrics, pipeline, score_table
+from dime_jax._csv import write_csv
+from dime_jax.auditing.images import CandidateCopy
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
 from dime_jax.evidence import Judgement
 from dime_jax.report import wording
-from dime_jax.score_table import ScoreTable
+from dime_jax.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 DIME = ("dime", "dime_central", "dime_theory", "level_only", "crowding_only")
 _VERDICTS = {
@@ -43,6 +44,7 @@ _VERDICTS = {
     "cannot_tell": evidence.CANNOT_TELL,
 }
 _SURELY = 0.01
+NO_FINITE_ANSWER = "the model gave no finite answer"
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
@@ -57,7 +59,9 @@ def find(record: Record) -> Findings:
     """Everything that the record shows."""
     facts, settings = record.facts, record.facts["settings"]
     results = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
+    unanswered = _unanswered(record)
     results["warnings"] += facts["warnings"] + (_dependence(record) if record.members_known else [])
+    results["warnings"] += _unanswered_warning(unanswered)
     decider = record.decider
     scores = record.scores(decider).finite()
     direction = results["direction"]["judgement"]
@@ -80,6 +84,7 @@ def find(record: Record) -> Findings:
     results["queries_made"] += record.candidates.queries_made if record.candidates else 0
     for name in ("duplicates", "images", "grid_size", "model", "settings", "environment"):
         results[name] = facts[name]
+    results["images"] = {**facts["images"], "no_finite_answer": unanswered}
     results = plain(results)
     results["headline"] = wording.headline(results)
     return Findings(results, plain(rows))
@@ -90,15 +95,6 @@ def write(record: Record, findings: Findings) -> None:
     if findings.candidates:
         write_csv(record.directory / "candidates.csv", findings.candidates)
     pipeline.write_json(record.directory / "results.json", findings.results)
-
-
-def write_csv(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows of the same columns, at least one, with a header."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    score_table.write_atomically(path, text.getvalue().encode())
 
 
 def plain(value: Any) -> Any:
@@ -196,6 +192,44 @@ def _blind_baseline(record: Record) -> dict[str, Any] | None:
     }
 
 
+def _unanswered(record: Record) -> dict[str, int]:
+    """How many images of each role the model gave no finite answer for, in any table of the audit."""
+    halves = [score_table.read_table(record.directory / half) for half in pipeline.HALVES if record.members_known]
+    tables = halves if record.candidates is None else [*halves, record.candidates]
+    flagged = np.unique(np.concatenate([table.index[table.status == NOT_FINITE] for table in tables]))
+    candidates = np.isin(flagged, record.arrays["candidates"])
+    splits = pipeline.read_halves(record.directory) if record.members_known else [record.split]
+    members = np.isin(flagged, np.concatenate([split.member for split in splits]))
+    counts = {"members": members, "heldout": ~members & ~candidates, "candidates": candidates}
+    return {role: int(these.sum()) for role, these in counts.items()}
+
+
+def _unanswered_warning(unanswered: Mapping[str, int]) -> list[str]:
+    words = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
+    counts = ", ".join(f"{count} {words[role]}" for role, count in unanswered.items() if count)
+    return [f"the model gave no finite answer for {counts}: they were left out"] if counts else []
+
+
+def explained_rows(
+    rows: Sequence[dict[str, Any]], reasons: Sequence[str], facts: Mapping[str, Any], unread: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of candidates with the columns `reason` and `note`; those that could not be read follow.
+
+    Args:
+      rows: one for each candidate that was scored, at least one.
+      reasons: why nothing can be told about it, "" where that needs no word.
+      facts: of the record; they name the candidates that could not be read, and those of which there are copies.
+      unread: what stands in the columns of one that could not be read; nothing in the others.
+    """
+    copies = [CandidateCopy(**copy) for copy in facts["duplicates"].get("candidates", ())]
+    notes = {copy.candidate: copy.note for copy in copies}
+    scored = [{**row, "reason": reason, "note": notes.get(row["id"], "")} for row, reason in zip(rows, reasons)]
+    return scored + [
+        {**dict.fromkeys(scored[0]), **unread, "id": one["id"], "reason": f"could not be read: {one['reason']}"}
+        for one in facts.get("unusable_candidates", ())
+    ]
+
+
 def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Lines of candidates.csv, and their summary.
 
@@ -216,7 +250,7 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         comparable &= ~likeness.unlike
     p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
     verdicts = evidence.candidate_verdicts(p_values, len(heldout), level)
-    reasons = _reasons(scores, comparable, withheld)
+    reasons = _reasons(table, indices, comparable, withheld)
     ids = dict(zip(table.index.tolist(), table.ids))
     columns: dict[str, Sequence[Any] | np.ndarray] = {
         "id": [ids[index] for index in indices.tolist()],
@@ -224,13 +258,14 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         "p_value": p_values,
         "q_value": verdicts.q_values,
         "verdict": verdicts.verdict,
-        "reason": reasons,
     }
     if groups is not None:
         columns["group"] = groups
     if len(truth):
         columns["member"] = truth
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    rows = explained_rows(rows, reasons, record.facts, {"verdict": evidence.CANNOT_TELL})
+    all_words = [row["verdict"] for row in rows]
     set_groups = {"groups": groups, "heldout_groups": _heldout_groups(record, table)}
     seed = record.facts["settings"]["seed"]
     set_test = evidence.set_test(scores, heldout, seed=seed, level=level, **set_groups)
@@ -239,7 +274,7 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         warnings.append("only near duplicates and known identities are grouped: other images count as independent")
     summary = {
         "count": len(rows),
-        **{name: verdicts.verdict.count(word) for name, word in _VERDICTS.items()},
+        **{name: all_words.count(word) for name, word in _VERDICTS.items()},
         "level": level,
         "heldout": len(heldout),
         "smallest_p": verdicts.smallest_p,
@@ -272,12 +307,14 @@ def _likeness(record: Record) -> evidence.Likeness | None:
     )
 
 
-def _reasons(scores: np.ndarray, comparable: np.ndarray, withheld: str | None) -> list[str]:
-    """Why a candidate got no p-value; empty where it got one."""
+def _reasons(table: ScoreTable, indices: np.ndarray, comparable: np.ndarray, withheld: str | None) -> list[str]:
+    """Why a candidate got no p-value; "" where it got one."""
     if withheld is not None:
-        return [withheld] * len(scores)
-    unusable = np.where(np.isfinite(scores), "", "the model gave no finite answer")
-    return np.where(comparable, unusable, "as a picture it is unlike the held-out images").tolist()
+        return [withheld] * len(indices)
+    words = {OK: "", NOT_FINITE: NO_FINITE_ANSWER, UNREADABLE: "could no longer be read when it was scored"}
+    status = dict(zip(table.index.tolist(), table.status.tolist()))
+    unlike = "as a picture it is unlike the held-out images"
+    return [words[status[index]] or ("" if like else unlike) for index, like in zip(indices.tolist(), comparable)]
 
 
 def _less_like_members(scores: np.ndarray, heldout: np.ndarray, seed: int, **groups: np.ndarray | None) -> float | None:

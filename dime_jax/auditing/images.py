@@ -1,44 +1,83 @@
-"""The images of an audit: every role in one source, checked before any query is made.
+"""The images of an audit: every role in one source, each image read once and checked before any query is made.
 
 Half of what makes an audit wrong is wrong here: the same pictures on both sides, a folder given twice, images that are
 not the size the model was trained on. What would make the result meaningless is refused; what weakens it is a warning
-that the report repeats.
+that the report repeats. Images that cannot be used are listed together, in a warning and in unusable_images.csv.
 """
 
 import collections
 import csv
 import dataclasses
+import functools
 import importlib.resources
+import itertools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import checkpoints, data
+from dime_jax import _csv, checkpoints, data
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
 from dime_jax.data import Source, Split
-from dime_jax.data.batches import map_items
-from dime_jax.data.groups import connect
+from dime_jax.data.batches import Unusable, refuse_too_many, try_items
+from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
+from dime_jax.data.groups import ALONE, connect
 from dime_jax.denoiser import Denoiser
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05
 EXAMPLE_CANDIDATES = 24  # members, and as many others
+UNUSABLE_FILE = "unusable_images.csv"
+_ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
 _EXAMPLE_SHAPE = (8, 8, 1)
 _SAME_IMAGES = 0.5
+_NAMED_UNUSABLE = 10  # in the warning; the file has all
+
+
+class UnusableImage(NamedTuple):
+    """An image that could not be used, and why; its role is "members", "heldout" or "candidates"."""
+
+    role: str
+    id: str
+    reason: str
+
+
+class CandidateCopy(NamedTuple):
+    """A candidate of which there is a copy.
+
+    Attributes:
+      candidate: its id.
+      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
+      other: the copy's id.
+      kind: "exact", the same to the pixel, or "near".
+    """
+
+    candidate: str
+    role: str
+    other: str
+    kind: str
+
+    @property
+    def note(self) -> str:
+        """In words: "near copy of members/cat.png"."""
+        known = "" if self.role == "candidates" or self.other.startswith(f"{self.role}/") else f" ({self.role})"
+        whose = "another candidate, " if self.role == "candidates" else ""
+        return f"{self.kind} copy of {whose}{self.other}{known}"
 
 
 class AuditImages(NamedTuple):
     """All images of an audit.
 
     Attributes:
-      source: all of them.
+      source: all of them; what cannot be used is in neither split nor candidates.
       split: known members (none, if none are known) and held-out images.
       candidates: positions in the source, int64 [m].
       truth: which candidates are members, bool [m], where that is known.
       groups: int64 over the source, images that belong together, -1 for none (see `data.groups`).
       duplicates: what was found, for results.json.
+      copies: candidates that are copies of other images, at most one record for each.
+      unusable: images that were left out because they cannot be used.
       warnings: for the reader.
     """
 
@@ -48,7 +87,18 @@ class AuditImages(NamedTuple):
     truth: np.ndarray | None
     groups: np.ndarray
     duplicates: dict[str, Any]
+    copies: list[CandidateCopy]
+    unusable: list[UnusableImage]
     warnings: list[str]
+
+    def counts(self) -> dict[str, Any]:
+        """How many candidates there were, and how many images of each role could not be used, for results.json."""
+        unusable = {role: sum(one.role == role for one in self.unusable) for role in _ROLES}
+        return {"candidates": len(self.candidates) + unusable["candidates"], "unusable": unusable}
+
+    def unusable_candidates(self) -> list[dict[str, str]]:
+        """Id and reason of each candidate that could not be used, for the record."""
+        return [{"id": one.id, "reason": one.reason} for one in self.unusable if one.role == "candidates"]
 
 
 class _Roles(NamedTuple):
@@ -57,13 +107,31 @@ class _Roles(NamedTuple):
     candidates: np.ndarray
     truth: np.ndarray | None = None
 
+    def by_name(self) -> dict[str, np.ndarray]:
+        return {"members": self.split.member, "heldout": self.split.heldout, "candidates": self.candidates}
+
+    def without_unusable(self, usable: Mapping[int, Any]) -> "_Roles":
+        members, heldout, candidates = (
+            np.array([index for index in indices.tolist() if index in usable], np.int64)
+            for indices in self.by_name().values()
+        )
+        truth = None if self.truth is None else self.truth[np.isin(self.candidates, candidates)]
+        return _Roles(self.source, Split(members, heldout), candidates, truth)
+
+
+class _Look(NamedTuple):
+    """What is kept of an image that was read."""
+
+    size: tuple[int, int]
+    sketch: Sketch
+
 
 def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
-    """Open, join and check the images of an audit.
+    """Open, join and check the images of an audit; writes unusable_images.csv into its directory if there are any.
 
     Raises:
-      ValueError: for fewer than 20 images of a side, one set given as two, images smaller than the model's, or missing
-        labels.
+      ValueError: for fewer than 20 images of a side, one set given as two, missing labels, or too many images that
+        cannot be used: more than 10 % of the members or of the held-out images, or all candidates.
     """
     roles = _open_roles(config, denoiser)
     source = _with_labels(roles.source, config.labels, denoiser)
@@ -73,16 +141,24 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
     halved = len(roles.split.member) and None not in half_sizes
     enough = 2 * max(size for size in half_sizes if size is not None) if halved else None
     split = Split(*(_draw(side, enough, config.seed) for side in (roles.split.member, roles.split.heldout)))
-    used = np.concatenate([split.member, split.heldout, roles.candidates])
-    warnings = _check_sizes(source, split, roles.candidates, denoiser.image_shape)
-    duplicates = data.find_duplicates(source, used)
-    _refuse_same_images(duplicates, split, roles.candidates)
-    kept, found, copies = _without_copies(duplicates, split, roles.candidates)
+    given = _Roles(source, split, roles.candidates, roles.truth)
+    looks, unusable = _look_at_all(given, denoiser.image_shape)
+    _list_unusable(config.directory, unusable)
+    _refuse_unusable(given, unusable)
+    roles = given.without_unusable(looks)
+    warnings = _unusable_warning(unusable) + _size_warnings(roles, looks, denoiser.image_shape)
+    used = np.concatenate(list(roles.by_name().values()))
+    duplicates = compare_sketches(len(source), used, [looks[index].sketch for index in used.tolist()])
+    _refuse_same_images(config, duplicates, roles)
+    copies = _candidate_copies(duplicates, roles)
+    kept, found, copy_warnings = _without_copies(duplicates, roles, copies)
     _check_counts(kept, members_known=len(split.member) > 0)
     owners = None if config.groups is None else data.read_groups(config.groups, source.ids)
     groups = data.merge_groups(duplicates.groups, source.identities, owners)
     assert groups is not None
-    return AuditImages(source, kept, roles.candidates, roles.truth, groups, found, warnings + copies)
+    return AuditImages(
+        source, kept, roles.candidates, roles.truth, groups, found, copies, unusable, warnings + copy_warnings
+    )
 
 
 def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fingerprint: str) -> Split:
@@ -207,56 +283,153 @@ def _draw(side: np.ndarray, size: int | None, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(side, size, replace=False))
 
 
-def _check_sizes(source: Source, split: Split, candidates: np.ndarray, shape: tuple[int, ...]) -> list[str]:
-    """Refuse images that are smaller than the model's; say which are resized, and whether that tells sides apart."""
-    sizes: dict[str, collections.Counter[tuple[int, int]]] = {}
-    for role, indices in (("members", split.member), ("held-out images", split.heldout), ("candidates", candidates)):
-        if len(indices):
-            shapes = map_items(source, lambda item: item.image.shape[:2], indices=indices)
-            sizes[role] = collections.Counter(size for size in shapes if size is not None)
+def _look_at_all(roles: _Roles, shape: tuple[int, ...]) -> tuple[dict[int, _Look], list[UnusableImage]]:
+    """Read every image once, as the engine will: what is kept of it by its position, and the unusable ones."""
+    source, transform = roles.source, data.transform_for(roles.source, shape)
+
+    def look(item: data.Item) -> _Look:
+        height, width = item.image.shape[:2]
+        if height < shape[0] or width < shape[1]:
+            raise data.BadImage(
+                f"is {height}x{width}, smaller than the model's {shape[0]}x{shape[1]}: enlarge it as training did"
+            )
+        transform(item.image)  # refuses what has not the model's colours
+        return _Look((height, width), sketch(item))
+
+    looks: dict[int, _Look] = {}
+    unusable = []
+    for role, indices in roles.by_name().items():
+        for index, found in zip(indices.tolist(), try_items(source, look, indices=indices)):
+            if isinstance(found, Unusable):
+                unusable.append(UnusableImage(role, source.ids[index], found.reason))
+            else:
+                looks[index] = found
+    return looks, unusable
+
+
+def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -> None:
+    """Write the file that names them; a list of an earlier attempt goes."""
+    if unusable:
+        directory.mkdir(parents=True, exist_ok=True)
+        _csv.write_csv(directory / UNUSABLE_FILE, [one._asdict() for one in unusable])
+    else:
+        (directory / UNUSABLE_FILE).unlink(missing_ok=True)
+
+
+def _refuse_unusable(roles: _Roles, unusable: Sequence[UnusableImage]) -> None:
+    for role, indices in roles.by_name().items():
+        these = [one for one in unusable if one.role == role]
+        if role != "candidates":
+            what = f"{_ROLES[role]} that cannot be used"
+            refuse_too_many(len(these), len(indices), what, functools.partial(_such_as, these))
+        elif these and len(these) == len(indices):
+            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{_such_as(these)}")
+
+
+def _such_as(unusable: Sequence[UnusableImage]) -> str:
+    return f", such as {_name_and_reason(unusable[0])}; {UNUSABLE_FILE} lists all"
+
+
+def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
+    if not unusable:
+        return []
+    counts = collections.Counter(_ROLES[one.role] for one in unusable)
+    roles = ", ".join(f"{count} {role}" for role, count in counts.items())
+    named = "; ".join(_name_and_reason(one) for one in unusable[:_NAMED_UNUSABLE])
+    more = f"; and {len(unusable) - _NAMED_UNUSABLE} more" if len(unusable) > _NAMED_UNUSABLE else ""
+    return [f"{len(unusable)} images cannot be used ({roles}; {UNUSABLE_FILE} lists all): {named}{more}"]
+
+
+def _name_and_reason(one: UnusableImage) -> str:
+    return f"{_csv.printable(one.id)}: {one.reason}"
+
+
+def _size_warnings(roles: _Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
+    """Say which images are resized, and whether that tells roles apart."""
+    sizes = {
+        role: collections.Counter(looks[index].size for index in indices.tolist())
+        for role, indices in roles.by_name().items()
+    }
     height, width = shape[:2]
     warnings = []
     for role, counts in sizes.items():
-        for size, count in counts.items():
-            if size[0] < height or size[1] < width:
-                raise ValueError(
-                    f"expected {role} of at least {height}x{width}, the model's size, got {count} of "
-                    f"{size[0]}x{size[1]}: bring them to that size as it was done for training"
-                )
         resized = sum(count for size, count in counts.items() if size != (height, width))
         if resized:
             most = max(counts, key=lambda size: counts[size])
             warnings.append(
-                f"{resized} of {counts.total()} {role} were resized to the model's {height}x{width} (most are "
+                f"{resized} of {counts.total()} {_ROLES[role]} were resized to the model's {height}x{width} (most are "
                 f"{most[0]}x{most[1]}): scores are only comparable if training did it the same way"
             )
-    sides = [set(sizes[role]) for role in ("members", "held-out images") if role in sizes]
-    if len(sides) == 2 and not sides[0] & sides[1]:
+    if sizes["members"] and not set(sizes["members"]) & set(sizes["heldout"]):
         warnings.append("members and held-out images come in different sizes: what is found may be the resizing")
+    own = sum(count for size, count in sizes["candidates"].items() if size not in sizes["heldout"])
+    if own:
+        warnings.append(
+            f"{own} of {sizes['candidates'].total()} candidates come in sizes that no held-out image has, so that they "
+            "were resized differently: what is found may be the resizing"
+        )
     return warnings
 
 
-def _refuse_same_images(duplicates: data.Duplicates, split: Split, candidates: np.ndarray) -> None:
-    """Refuse two roles that are one set: most images of the smaller one have exact copies in the other."""
-    exact = connect(len(duplicates.groups), duplicates.exact)
-    for one, two, names in (
-        (split.member, split.heldout, "members and held-out images"),
-        (candidates, split.heldout, "candidates and held-out images"),
-    ):
-        smaller, other = sorted((one, two), key=len)
-        shared = len(_shared(exact, smaller, other))
-        if len(smaller) and shared > _SAME_IMAGES * len(smaller):
+def _refuse_same_images(config: AuditConfig, duplicates: data.Duplicates, roles: _Roles) -> None:
+    """Refuse two roles that are one set: most images of a role have exact copies in the other.
+
+    Members and held-out images contradict each other where either is mostly the other. A few candidates that are known
+    images are only named; the two are one set if most of the known images are candidates.
+    """
+    exact, given = connect(len(duplicates.groups), duplicates.exact), roles.by_name()
+    smaller = min(("members", "heldout"), key=lambda role: len(given[role]))
+    larger = "heldout" if smaller == "members" else "members"
+    for one, two in ((smaller, larger), ("heldout", "candidates"), ("members", "candidates")):
+        shared, total = len(_shared(exact, given[one], given[two])), len(given[one])
+        if shared > _SAME_IMAGES * total:
+            first, second = (_flag(config, role) for role in _ROLES if role in (one, two))
             raise ValueError(
-                f"expected {names} to be different images, got {shared} of {len(smaller)} that are the same to the "
-                "pixel: was the same folder given twice?"
+                f"expected {first} and {second} to be different images, got {shared} of {total} that are the same to "
+                "the pixel: was the same folder given twice?"
             )
 
 
+def _flag(config: AuditConfig, role: str) -> str:
+    """How the user named a role."""
+    return f"the {_ROLES[role]}" if getattr(config, role) is None else f"--{role}"
+
+
+def _candidate_copies(duplicates: data.Duplicates, roles: _Roles) -> list[CandidateCopy]:
+    """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
+    groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
+    places = [
+        (role, kind, grouping, _first_two(grouping, indices))
+        for role, indices in roles.by_name().items()
+        for kind, grouping in groupings.items()
+    ]
+    ids, found = roles.source.ids, []
+    for index in roles.candidates.tolist():
+        others = (
+            CandidateCopy(ids[index], role, ids[other], kind)
+            for role, kind, grouping, firsts in places
+            for other in firsts.get(int(grouping[index]), ())
+            if other != index
+        )
+        found += list(itertools.islice(others, 1))
+    return found
+
+
+def _first_two(grouping: np.ndarray, indices: np.ndarray) -> dict[int, list[int]]:
+    """The first two images of each group: one of them is another than any given one."""
+    firsts: dict[int, list[int]] = {}
+    for index in indices[grouping[indices] != ALONE].tolist():
+        group = firsts.setdefault(int(grouping[index]), [])
+        if len(group) < 2:
+            group.append(index)
+    return firsts
+
+
 def _without_copies(
-    duplicates: data.Duplicates, split: Split, candidates: np.ndarray
+    duplicates: data.Duplicates, roles: _Roles, copies: Sequence[CandidateCopy]
 ) -> tuple[Split, dict[str, Any], list[str]]:
     """The split without images that have copies in another role, what was found, and warnings about it."""
-    groups = duplicates.groups
+    groups, split, candidates = duplicates.groups, roles.split, roles.candidates
     found: dict[str, Any] = data.report_duplicates(duplicates, split)._asdict()
     del found["across_calibration_test"]  # clusters are never cut
     kept = data.remove_shared(split, groups)
@@ -271,6 +444,12 @@ def _without_copies(
         count = found[f"candidates_among_{role}"] = len(_shared(groups, candidates, side))
         if count:
             warnings.append(f"{count} candidates are copies or near copies of {what}, which were left out")
+    among = sum(copy.role == "candidates" for copy in copies)
+    if among:
+        warnings.append(
+            f"{among} candidates are copies or near copies of other candidates: the test of the set counts them once"
+        )
+    found["candidates"] = [copy._asdict() for copy in copies]
     # An image that is a candidate too would be a witness in its own case.
     sides = (np.setdiff1d(side, _shared(groups, side, candidates)) for side in (kept.member, kept.heldout))
     return Split(*sides), found, warnings
@@ -285,5 +464,6 @@ def _check_counts(split: Split, members_known: bool) -> None:
     for side, name in ((split.member, "members"), (split.heldout, "held-out images")):
         if len(side) < FEWEST_IMAGES and (name != "members" or members_known):
             raise ValueError(
-                f"expected at least {FEWEST_IMAGES} {name}, got {len(side)} without copies: fewer decide nothing"
+                f"expected at least {FEWEST_IMAGES} {name}, got {len(side)} that can be used and are no copies: fewer "
+                "decide nothing"
             )

@@ -60,10 +60,13 @@ def audit(config: AuditConfig) -> AuditResult:
             [pipeline.frozen_job(decider)],
             config.directory / "candidates" / label(decider),
             indices=pipeline.shuffled(np.concatenate([heldout, images.candidates]), config.seed),
+            tolerated=images.candidates,
             seed=config.seed,
             options=config.options,
         )
+    facts["images"] |= images.counts()
     facts |= {
+        "unusable_candidates": images.unusable_candidates(),
         "settings": config.to_json(),
         "model": describe_model(model),
         "duplicates": images.duplicates,
@@ -139,7 +142,6 @@ def _with_members(
                 "heldout": len(images.split.heldout),
                 "calibration": _sizes(halves.calibration),
                 "test": _sizes(halves.test),
-                "candidates": len(images.candidates),
             },
             "grid_size": len(pipeline.read_json(config.directory / "run.json")["jobs"]),
             "theory_setting": None,
@@ -153,7 +155,7 @@ def _without_members(
     """DIME with theory weights: nothing is calibrated, and candidates are compared with all held-out images."""
     setting = config.theory_setting()
     facts = {
-        "images": {"members": 0, "heldout": len(images.split.heldout), "candidates": len(images.candidates)},
+        "images": {"members": 0, "heldout": len(images.split.heldout)},
         "grid_size": 1,
         "theory_setting": setting,
     }

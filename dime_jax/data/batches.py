@@ -15,7 +15,7 @@ from dime_jax import _validate
 from dime_jax.data.sources import BadImage, Item, Source, pixel_digest
 from dime_jax.data.transforms import Transform
 
-MAX_BAD_FRACTION = 0.01
+MAX_UNUSABLE_FRACTION = 0.1
 NUM_THREADS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
@@ -36,7 +36,25 @@ class Batch(NamedTuple):
 
 
 class TooManyBadImages(ValueError):
-    """More than 1 % of the images cannot be used; the message lists them."""
+    """More than 10 % of the images cannot be used; the message says why."""
+
+
+def refuse_too_many(count: int, total: int, what: str, why: Callable[[], str]) -> None:
+    """The one rule on images that drop out, whether they cannot be read or the model has no answer: 10 % at most.
+
+    Those that are left speak for all only while few are missing.
+
+    Args:
+      count: images that dropped out.
+      total: images there were.
+      what: they are called, such as "members that cannot be used".
+      why: gives what follows the count in the message; called only if there are too many.
+
+    Raises:
+      TooManyBadImages: if they are more than MAX_UNUSABLE_FRACTION.
+    """
+    if count > MAX_UNUSABLE_FRACTION * total:
+        raise TooManyBadImages(f"expected at most {MAX_UNUSABLE_FRACTION:.0%} of {total} {what}, got {count}{why()}")
 
 
 class ImageReport:
@@ -51,7 +69,7 @@ class ImageReport:
 
 
 class _Pass:
-    """One pass over `total` images: notes bad ones in the report, and stops when more than 1 % are bad."""
+    """One pass over `total` images: notes bad ones in the report, and stops when there are too many."""
 
     def __init__(self, total: int, report: ImageReport | None):
         self.total = total
@@ -60,15 +78,16 @@ class _Pass:
     def note(self, id: str, reason: str) -> None:
         for report in self.reports:
             report.bad[id] = reason
-        lines = self.reports[0].lines()
-        if len(lines) > MAX_BAD_FRACTION * self.total:
-            raise TooManyBadImages(
-                f"expected at most {MAX_BAD_FRACTION:.0%} bad images, got {len(lines)} of {self.total} so far:\n"
-                + "\n".join(lines)
-            )
+        so_far = self.reports[0]
+        refuse_too_many(
+            len(so_far.bad),
+            self.total,
+            "images that cannot be used",
+            lambda: " so far:\n" + "\n".join(so_far.lines()),
+        )
 
 
-class _Unreadable(NamedTuple):
+class Unusable(NamedTuple):
     """A BadImage's reason; the exception itself would keep the image alive through its traceback."""
 
     reason: str
@@ -98,7 +117,7 @@ def batches(
       start: first position in `indices`, below `step`.
       step: take every step-th position.
       report: collects bad images. They do not stop the iteration until those that this process has met are more than
-        1 % of `indices`: then TooManyBadImages.
+        10 % of `indices`: then TooManyBadImages.
       num_threads: reading threads, each of which reads one batch ahead; 0 reads in the calling thread.
 
     Yields:
@@ -157,23 +176,35 @@ def map_items(
     """function(item) for each image in order, computed in threads; None for bad images, which go into the report."""
     indices = _check_indices(source, indices)
     this_pass = _Pass(len(indices), report)
+    results = try_items(source, function, indices=indices, num_threads=num_threads, chunk=chunk)
+    for index, result in zip(indices, results):
+        if isinstance(result, Unusable):
+            this_pass.note(source.ids[index], result.reason)
+        yield None if isinstance(result, Unusable) else result
 
-    def one(index: int) -> T | _Unreadable:
+
+def try_items(
+    source: Source,
+    function: Callable[[Item], T],
+    *,
+    indices: Sequence[int] | np.ndarray | None = None,
+    num_threads: int = NUM_THREADS,
+    chunk: int = 64,
+) -> Iterator[T | Unusable]:
+    """As `map_items`, with the reason in the place of a bad image, however many there are."""
+    indices = _check_indices(source, indices)
+
+    def one(index: int) -> T | Unusable:
         try:
             return function(source[index])
         except BadImage as error:
-            return _Unreadable(str(error))
+            return Unusable(str(error))
 
-    def load(number: int) -> list[T | _Unreadable]:
+    def load(number: int) -> list[T | Unusable]:
         return [one(index) for index in indices[number * chunk : (number + 1) * chunk]]
 
-    position = 0
     for results in _read_ahead(load, -(-len(indices) // chunk), num_threads):
-        for result in results:
-            if isinstance(result, _Unreadable):
-                this_pass.note(source.ids[indices[position]], result.reason)
-            yield None if isinstance(result, _Unreadable) else result
-            position += 1
+        yield from results
 
 
 def fingerprint(

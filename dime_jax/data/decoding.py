@@ -6,9 +6,11 @@ the alpha channel, and shows the first frame of an animation. Each of these is a
 
 import concurrent.futures
 import io
+import os
 import pathlib
+import stat
 from collections.abc import Callable
-from typing import Literal, TypeVar, get_args
+from typing import BinaryIO, Literal, TypeVar, get_args
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -22,6 +24,8 @@ MAX_PIXELS = 2**25
 _LARGE_PIXELS = 2**22
 _large_images = concurrent.futures.ThreadPoolExecutor(1, "large-images")
 
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
 T = TypeVar("T")
 
 Decode = Literal["strict", "torchvision"]
@@ -31,15 +35,18 @@ DECODES = get_args(Decode)
 def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np.ndarray:
     """Decode one image file, or its bytes, to uint8 [H, W, 3].
 
-    Always refused, as a BadImage: formats not in FORMATS, more than MAX_PIXELS pixels (before decoding), truncated or
-    damaged files, more than 8 bits a channel, animations and multi-page files.
+    Always refused, as a BadImage: what is no regular file, formats not in FORMATS, more than MAX_PIXELS pixels (before
+    decoding), truncated or damaged files, more than 8 bits a channel, animations and multi-page files.
 
     decode="strict" applies the EXIF orientation, makes RGB of greyscale, palettes and opaque alpha channels (all exact)
     and refuses transparency and other colour spaces. decode="torchvision" does what the usual training loaders do:
     `Image.convert("RGB")` and no rotation.
     """
     try:
-        with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded, formats=FORMATS) as image:
+        with (
+            io.BytesIO(encoded) if isinstance(encoded, bytes) else open_regular(encoded) as file,
+            Image.open(file, formats=FORMATS) as image,
+        ):
             _check_header(image)
             to_rgb = as_rgb if decode == "torchvision" else _exactly_rgb
             return in_turn(image.width * image.height, lambda: np.asarray(to_rgb(image)))
@@ -54,6 +61,22 @@ def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np
         if isinstance(error, Image.UnidentifiedImageError):
             reason = f"not one of {', '.join(FORMATS)}"
         raise BadImage(f"cannot be decoded: {reason}") from error
+
+
+def open_regular(path: pathlib.Path) -> BinaryIO:
+    """Open a regular file for reading; anything else that lies there is a BadImage.
+
+    Never waits, as opening a FIFO would, and asks what was opened, so that nobody can exchange it in between.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise BadImage(f"cannot be opened: {error.strerror}") from error
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise BadImage(f"is {_KINDS.get(stat.S_IFMT(kind), 'a special file')}, not an image file")
 
 
 def in_turn(pixels: int, function: Callable[[], T]) -> T:

@@ -54,6 +54,29 @@ class DuplicateReport(NamedTuple):
     across_calibration_test: int | None
 
 
+class Sketch(NamedTuple):
+    """What comparing needs of an image: 1.8 KB, whatever its size."""
+
+    digest: bytes
+    grey: np.ndarray
+    thumbnail: np.ndarray
+
+
+def sketch(item: Item) -> Sketch:
+    """What comparing needs of one image."""
+    pixels = item.image
+    if pixels.dtype != np.uint8:
+        pixels = np.round((pixels + 1) * 127.5).astype(np.uint8)
+
+    def shrink() -> tuple[np.ndarray, np.ndarray]:
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        grey = image.convert("L").resize((_HASH_SIDE, _HASH_SIDE), Image.Resampling.LANCZOS)
+        thumbnail = decoding.as_rgb(image).resize((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.BOX)
+        return np.asarray(grey), np.asarray(thumbnail)
+
+    return Sketch(pixel_digest(item.image), *decoding.in_turn(pixels.size // pixels.shape[-1], shrink))
+
+
 def find_duplicates(
     source: Source,
     indices: Sequence[int] | np.ndarray | None = None,
@@ -71,16 +94,36 @@ def find_duplicates(
       max_rms: largest root mean square difference, on 0..255, of their 16x16 RGB thumbnails.
       report: collects bad images, which have no duplicates.
     """
+    indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+    sketches = list(map_items(source, sketch, indices=indices, report=report))
+    compared = indices[[one is not None for one in sketches]]
+    found = [one for one in sketches if one is not None]
+    return compare_sketches(len(source), compared, found, max_distance=max_distance, max_rms=max_rms)
+
+
+def compare_sketches(
+    n: int,
+    compared: np.ndarray,
+    found: Sequence[Sketch],
+    *,
+    max_distance: int = MAX_DISTANCE,
+    max_rms: float = MAX_RMS,
+) -> Duplicates:
+    """`find_duplicates` among images that were read before.
+
+    Args:
+      n: images in the source.
+      compared: positions in the source of those that were read.
+      found: their sketches.
+      max_distance: see `find_duplicates`.
+      max_rms: see `find_duplicates`.
+    """
     _validate.check_at_least(max_distance, 0, "max_distance")
     _validate.check_at_least(max_rms, 0, "max_rms")
-    indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    sketches = list(map_items(source, _sketch, indices=indices, report=report))
-    compared = indices[[sketch is not None for sketch in sketches]]
-    found = [sketch for sketch in sketches if sketch is not None]
     if not found:
-        return Duplicates(np.full(len(source), groups.ALONE, np.int64), np.empty((0, 2), int), np.empty((0, 2), int))
+        return Duplicates(np.full(n, groups.ALONE, np.int64), np.empty((0, 2), int), np.empty((0, 2), int))
 
-    _, first, inverse = np.unique([sketch.digest for sketch in found], return_index=True, return_inverse=True)
+    _, first, inverse = np.unique([one.digest for one in found], return_index=True, return_inverse=True)
     same = first[inverse]
     repeats = np.flatnonzero(same != np.arange(len(found)))
     exact = np.stack([same[repeats], repeats], axis=1)
@@ -91,7 +134,7 @@ def find_duplicates(
     near = distinct[_near_pairs(hashes, thumbnails, max_distance, max_rms)]
 
     exact, near = compared[exact], compared[near]
-    return Duplicates(groups.connect(len(source), np.concatenate([exact, near])), exact, near)
+    return Duplicates(groups.connect(n, np.concatenate([exact, near])), exact, near)
 
 
 def perceptual_hashes(grey: np.ndarray) -> np.ndarray:
@@ -129,28 +172,6 @@ def remove_shared(split: Split, grouping: np.ndarray) -> Split:
     """The split without the groups that are on both its sides: all their images go, from both sides."""
     shared = groups.shared_groups(grouping, split.member, split.heldout)
     return Split(*(side[~np.isin(grouping[side], shared)] for side in (split.member, split.heldout)))
-
-
-class _Sketch(NamedTuple):
-    """What comparing needs of an image: 1.8 KB, whatever its size."""
-
-    digest: bytes
-    grey: np.ndarray
-    thumbnail: np.ndarray
-
-
-def _sketch(item: Item) -> _Sketch:
-    pixels = item.image
-    if pixels.dtype != np.uint8:
-        pixels = np.round((pixels + 1) * 127.5).astype(np.uint8)
-
-    def shrink() -> tuple[np.ndarray, np.ndarray]:
-        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        grey = image.convert("L").resize((_HASH_SIDE, _HASH_SIDE), Image.Resampling.LANCZOS)
-        thumbnail = decoding.as_rgb(image).resize((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.BOX)
-        return np.asarray(grey), np.asarray(thumbnail)
-
-    return _Sketch(pixel_digest(item.image), *decoding.in_turn(pixels.size // pixels.shape[-1], shrink))
 
 
 def _near_pairs(hashes: np.ndarray, thumbnails: np.ndarray, max_distance: int, max_rms: float) -> np.ndarray:

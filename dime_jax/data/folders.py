@@ -24,7 +24,8 @@ def folder(path: str | os.PathLike, decode: decoding.Decode = "strict") -> Sourc
 
     If every image lies in a subfolder, the first-level subfolders are the classes: numbered by name if the names are
     all numbers ("10" is class 10), by sorted position otherwise. Links to folders are not followed, links to files only
-    inside the folder.
+    inside the folder. What has an image's name and is no image (a folder, a named pipe, a link in a circle) is listed,
+    and is a BadImage when it is read.
     """
     root = _existing_folder(path)
     ids = _list_images(root)
@@ -112,13 +113,14 @@ def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: deco
     _validate.check_choice(decode, decoding.DECODES, "decode")
     if not ids:
         raise ValueError(f"expected images ({' '.join(sorted(decoding.SUFFIXES))}) in {root}, got none")
-    real_root = root.resolve()
+    real_root = os.path.realpath(root)
 
     def read(index: int) -> np.ndarray:
         file = root / ids[index]
-        if not file.resolve().is_relative_to(real_root):
+        # pathlib's resolve() raises for a link in a circle before Python 3.13; realpath leaves that to opening it.
+        if not pathlib.Path(os.path.realpath(file)).is_relative_to(real_root):
             raise BadImage("is a link that leaves the folder")
-        if file.is_dir():
+        if file.is_symlink() and os.path.isdir(file):
             raise BadImage("is a link to a folder, which is not followed")
         return decoding.decode_image(file, decode)
 
@@ -126,15 +128,15 @@ def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: deco
 
 
 def _list_images(root: pathlib.Path) -> list[str]:
-    """Paths inside root of its image files and of links to folders, sorted folder by folder."""
+    """Paths inside root of all that has an image's name, and of links to folders, sorted folder by folder."""
     found: list[str] = []
     skipped: list[str] = []
     for parent, folders, files in os.walk(root, onerror=_raise):
         inside = pathlib.Path(parent).relative_to(root)
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in files + links:
-            is_image = name in links or os.path.splitext(name)[1].lower() in decoding.SUFFIXES
-            (found if is_image else skipped).append((inside / name).as_posix())
+        images = {name for name in folders + files if os.path.splitext(name)[1].lower() in decoding.SUFFIXES}
+        found += ((inside / name).as_posix() for name in images.union(links))
+        skipped += ((inside / name).as_posix() for name in files if name not in images)
     if skipped:
         logging.warning("skipped %d files of %s that are no images, such as %r", len(skipped), root, skipped[0])
     return sorted(found, key=lambda path: path.split("/"))
@@ -145,8 +147,11 @@ def _class_labels(ids: Sequence[str], label_of: Callable[[str], int]) -> np.ndar
 
 
 def _printable(name: str) -> str:
-    """The name with bytes that are not UTF-8 written as \\xNN, so that tables and reports can hold it."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """The name with bytes that are not UTF-8 written as \\xNN, so that tables and reports can hold it.
+
+    A backslash is doubled, so that no two files get one name.
+    """
+    return name.replace("\\", r"\\").encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _existing_folder(path: str | os.PathLike) -> pathlib.Path:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import importlib.resources
 import io
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +142,8 @@ def _candidate_rows(record: Record, candidates: Sequence[Mapping[str, Any]]) -> 
     """Candidates with their thumbnails, most member-like first."""
     thumbnails = _thumbnails(record)
     indices = record.arrays["candidates"].tolist()
-    rows = [{**row, "picture": thumbnails.get(index)} for index, row in zip(indices, candidates)]
+    # Those that could not be read come last, and have no picture.
+    rows = [{**row, "picture": thumbnails.get(index)} for index, row in itertools.zip_longest(indices, candidates)]
     rows.sort(key=lambda row: np.inf if row["p_value"] is None else row["p_value"])
     return rows[:MOST_ROWS]
 

@@ -46,10 +46,12 @@ def test_each_source_keeps_its_own_preprocessing(tmp_path):
 
 def test_the_same_folder_twice_is_refused(tmp_path):
     place = folder(tmp_path / "a", images(30, 0))
-    with pytest.raises(ValueError, match=r"expected members and held-out images to be different images, got 30 of 30"):
+    with pytest.raises(ValueError, match=r"expected --members and --heldout to be different images, got 30 of 30"):
         opened(tmp_path, members=place, heldout=place)
-    with pytest.raises(ValueError, match="expected candidates and held-out images to be different images"):
+    with pytest.raises(ValueError, match="expected --heldout and --candidates to be different images, got 60 of 60"):
         opened(tmp_path, members=MEMBERS, heldout=HELDOUT, candidates=HELDOUT)
+    with pytest.raises(ValueError, match="expected --members and --candidates to be different images, got 30 of 30"):
+        opened(tmp_path, members=place, heldout=HELDOUT, candidates=place)
 
 
 def test_copies_across_roles_are_left_out_with_a_warning(tmp_path):
@@ -72,7 +74,9 @@ def test_fewer_than_twenty_images_are_refused(tmp_path):
 
 def test_images_of_the_wrong_size(tmp_path):
     small, large = source(images(30, 3, (6, 8, 1)), "small"), source(images(30, 4, (16, 12, 1)), "large")
-    with pytest.raises(ValueError, match=r"expected members of at least 8x8, the model's size, got 30 of 6x8"):
+    with pytest.raises(
+        ValueError, match=r"10% of 30 members .* got 30, such as .*: is 6x8, smaller than the model's 8x8"
+    ):
         opened(tmp_path, members=small, heldout=HELDOUT)
     found = opened(tmp_path, members=large, heldout=HELDOUT)
     assert "30 of 30 members were resized to the model's 8x8 (most are 16x12)" in found.warnings[0]

@@ -1,7 +1,9 @@
+import contextlib
 import functools
 import io
 import os
 import pathlib
+import socket
 import struct
 import subprocess
 import sys
@@ -96,6 +98,13 @@ def hostile_folder(tmp_path_factory):
     (root / "link.png").symlink_to(outside / "secret.png")
     (root / "dangling.png").symlink_to(root / "nothing.png")
     (root / "link_to_folder").symlink_to(outside)
+    (root / "loop.png").symlink_to(root / "loop.png")
+    (root / "folder.png").mkdir()
+    (root / "notes.txt").write_text("no image")
+    os.mkfifo(root / "pipe.png")
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(root):
+        listener.bind("socket.png")
     with open(os.fsencode(root) + b"/not-utf8-\xff.png", "wb"):
         pass
     (root / "link_inside.png").symlink_to(root / "good0000.png")
@@ -108,12 +117,16 @@ def test_a_hostile_folder_gives_one_line_for_each_bad_file_and_all_good_images(h
     transform = data.get_transform("fit", (8, 8, 3))
     good = sum(int(batch.mask.sum()) for batch in data.batches(source, 64, transform, report=report))
     assert good == 2001
-    assert len(report.bad) == len(BAD) + 4
+    assert len(report.bad) == len(BAD) + 8
     for line in report.lines():
         assert line.isprintable()
     assert report.bad["link.png"] == "is a link that leaves the folder"
     assert report.bad["link_to_folder"] == "is a link that leaves the folder"
-    assert report.bad["dangling.png"] == "cannot be decoded: No such file or directory"
+    assert report.bad["dangling.png"] == "cannot be opened: No such file or directory"
+    assert report.bad["loop.png"] == "cannot be opened: Too many levels of symbolic links"
+    assert report.bad["folder.png"] == "is a folder, not an image file"
+    assert report.bad["pipe.png"] == "is a named pipe, not an image file"
+    assert report.bad["socket.png"].startswith("cannot be opened: ")
     assert "not-utf8-\\xff.png" in report.bad
     assert next(line for line in report.lines() if "newline" in line).startswith(r"'name\nwith newline.png'")
     assert data.fingerprint(source) == data.fingerprint(source)
@@ -122,7 +135,8 @@ def test_a_hostile_folder_gives_one_line_for_each_bad_file_and_all_good_images(h
 def test_without_the_good_images_the_run_stops_with_the_list(hostile_folder):
     source = data.open_source(f"folder:{hostile_folder}")
     few = [i for i, id in enumerate(source.ids) if not id.startswith("good") or id < "good0100"]
-    with pytest.raises(data.TooManyBadImages, match="expected at most 1% bad images, got 2 of 121 so far:\n"):
+    message = "expected at most 10% of 125 images that cannot be used, got 13 so far:\n"
+    with pytest.raises(data.TooManyBadImages, match=message):
         list(data.batches(source, 8, data.get_transform("fit", (8, 8, 3)), indices=few))
 
 
@@ -152,6 +166,40 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert int(result.stdout) < 2**20  # KB
+
+
+def test_devices_and_links_to_them_are_no_images(tmp_path):
+    with pytest.raises(data.BadImage, match="is a device, not an image file"):
+        decoding.decode_image(pathlib.Path("/dev/zero"))
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    with pytest.raises(data.BadImage, match="leaves the folder"):
+        data.open_source(f"folder:{tmp_path}")[0]
+
+
+def test_refusing_a_file_leaves_nothing_open(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    before = os.listdir("/proc/self/fd")
+    for place in (tmp_path, tmp_path / "pipe.png", pathlib.Path("/dev/null")):
+        with pytest.raises(data.BadImage):
+            decoding.decode_image(place)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_two_names_never_become_one_id(tmp_path):
+    for name in (b"a\xff.png", b"a\\xff.png", b"a\\\\xff.png"):
+        with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
+            file.write(encoded(noise()))
+    assert sorted(data.open_source(f"folder:{tmp_path}").ids) == sorted([r"a\xff.png", r"a\\xff.png", r"a\\\\xff.png"])
+
+
+def test_a_folder_with_an_image_name_is_refused_and_its_images_are_found(tmp_path):
+    (tmp_path / "album.png").mkdir()
+    (tmp_path / "album.png" / "x.png").write_bytes(encoded(noise()))
+    source = data.open_source(f"folder:{tmp_path}")
+    assert list(source.ids) == ["album.png", "album.png/x.png"]
+    np.testing.assert_array_equal(source[1].image, noise())
+    with pytest.raises(data.BadImage, match="is a folder, not an image file"):
+        source[0]
 
 
 def test_links_to_folders_inside_are_not_followed(tmp_path):

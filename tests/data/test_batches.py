@@ -97,16 +97,16 @@ def test_bad_images_are_masked_and_reported_and_the_run_goes_on():
     assert list(report.bad) == ["id7", "id250", "id8"]
 
 
-def test_more_than_one_percent_bad_stops_with_the_list():
+def test_more_than_ten_percent_bad_stops_with_the_list():
     seen = []
-    with pytest.raises(data.TooManyBadImages, match="got 4 of 300 so far") as error:
-        seen.extend(data.batches(counting_source(300, bad={7, 8, 100, 101, 250}), 32, TRANSFORM))
-    assert str(error.value).splitlines()[1:] == [f"'id{i}' is broken" for i in (7, 8, 100, 101)]
+    with pytest.raises(data.TooManyBadImages, match="10% of 30 images that cannot be used, got 4 so far") as error:
+        seen.extend(data.batches(counting_source(30, bad={1, 2, 13, 14, 29}), 4, TRANSFORM))
+    assert str(error.value).splitlines()[1:] == [f"'id{i}' is broken" for i in (1, 2, 13, 14)]
     assert len(seen) == 3
 
 
-def test_exactly_one_percent_bad_is_still_fine():
-    assert len(list(data.batches(counting_source(300, bad={1, 2, 3}), 50, TRANSFORM))) == 6
+def test_exactly_ten_percent_bad_is_still_fine():
+    assert len(list(data.batches(counting_source(30, bad={1, 2, 3}), 5, TRANSFORM))) == 6
 
 
 def test_other_errors_are_not_taken_for_bad_images():

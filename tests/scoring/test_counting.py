@@ -144,14 +144,30 @@ class TestFlagged:
         assert np.flatnonzero(table.status == NOT_FINITE).tolist() == [5, 17]
         assert np.flatnonzero(np.isnan(table.terms(jobs[0])[0])).tolist() == [5, 17]
 
-    def test_above_one_per_cent_the_run_stops_with_its_rows_stored(self, tmp_path, many):
+    def test_above_ten_per_cent_the_run_stops_with_its_rows_stored(self, tmp_path, many):
         jobs = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
-        many[[100, 101], 0, 0] = 255
-        with pytest.raises(ValueError, match="expected at most 1% of 300 images without an answer, got 4 not finite"):
+        many[100:129, 0, 0] = 255
+        with pytest.raises(
+            ValueError, match=r"expected at most 10% of 300 images without an answer, got 31 so far \(31 not finite\)"
+        ):
             scoring.score(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path, options=quiet(micro_batch=4))
         assert list((tmp_path / "shards").glob("*.parquet"))
         with pytest.raises(ValueError, match="is not complete"):
             score_table.read_table(tmp_path)
+
+    def test_tolerated_images_stop_nobody(self, tmp_path, many):
+        jobs = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
+        many[100:200, 0, 0] = 255
+        source, tolerated = dj.data.from_images(many), np.arange(100, 200)
+        table = scoring.score(self.model([1.0]), source, jobs, tmp_path, tolerated=tolerated, options=quiet())
+        assert np.flatnonzero(table.status == NOT_FINITE).tolist() == [5, 17, *range(100, 200)]
+        many[200:220, 0, 0] = 255
+        with pytest.raises(ValueError, match="expected at most 10% of 200 images without an answer, got 21 so far"):
+            scoring.score(
+                *(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path / "again"),
+                tolerated=tolerated,
+                options=quiet(micro_batch=1),
+            )
 
     def test_unreadable_images_are_flagged_and_cost_nothing(self, tmp_path, many):
         def read(index):

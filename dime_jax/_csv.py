@@ -1,0 +1,40 @@
+"""CSV files that are safe to open in a spreadsheet, whatever the names of a stranger's files are."""
+
+import csv
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dime_jax import score_table
+
+# What makes a spreadsheet take a cell for a formula; the wide forms do so in East Asian versions.
+_FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+
+
+def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows of the same columns, at least one, with a header: completely or not at all.
+
+    Text stays text in a spreadsheet (see `as_text`), and is quoted, so that it stays one cell where cells are split at
+    semicolons. Numbers are written as they are.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), quoting=csv.QUOTE_NONNUMERIC)
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({column: as_text(value) if isinstance(value, str) else value for column, value in row.items()})
+    score_table.write_atomically(path, text.getvalue().encode())
+
+
+def as_text(value: str) -> str:
+    """Text that no spreadsheet takes for a formula.
+
+    It follows an apostrophe if it starts like a formula or with a control character; control characters are escaped.
+    """
+    start = "'" if value.startswith(_FORMULA_STARTS) or not value[:1].isprintable() else ""
+    return start + printable(value)
+
+
+def printable(text: str) -> str:
+    r"""Text on one line, with what cannot be printed as escapes such as \n."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
