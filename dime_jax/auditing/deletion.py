@@ -115,7 +115,7 @@ def _choose(config: AuditConfig, before: Denoiser, images: AuditImages) -> tuple
         setting = config.theory_setting()
         return Choice(theory_weights(before.schedule, setting), "theory weights"), images.split.heldout, setting
     choice, halves = calibrate(config, before, images)
-    return choice, halves.test.heldout, None
+    return choice, images.reference(halves.calibration), None
 
 
 def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:

@@ -96,6 +96,12 @@ class AuditImages(NamedTuple):
         unusable = {role: sum(one.role == role for one in self.unusable) for role in _ROLES}
         return {"candidates": len(self.candidates) + unusable["candidates"], "unusable": unusable}
 
+    def reference(self, calibration: Split) -> np.ndarray:
+        """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
+        rest = np.setdiff1d(self.split.heldout, calibration.heldout)
+        calibrated = self.groups[np.concatenate([calibration.member, calibration.heldout])]
+        return rest[~np.isin(self.groups[rest], calibrated[calibrated >= 0])]
+
     def unusable_candidates(self) -> list[dict[str, str]]:
         """Id and reason of each candidate that could not be used, for the record."""
         return [{"id": one.id, "reason": one.reason} for one in self.unusable if one.role == "candidates"]
@@ -137,10 +143,13 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
     source = _with_labels(roles.source, config.labels, denoiser)
     half_sizes = config.sizes()[:2]
     # Both halves get as many images, so nothing beyond twice the larger half is used; finding duplicates takes time.
-    # Without members there are no halves, and every held-out image makes p-values finer.
+    # But candidates are compared with every held-out image there is: each makes their p-values finer.
     halved = len(roles.split.member) and None not in half_sizes
     enough = 2 * max(size for size in half_sizes if size is not None) if halved else None
-    split = Split(*(_draw(side, enough, config.seed) for side in (roles.split.member, roles.split.heldout)))
+    split = Split(
+        _draw(roles.split.member, enough, config.seed),
+        _draw(roles.split.heldout, None if len(roles.candidates) else enough, config.seed),
+    )
     given = _Roles(source, split, roles.candidates, roles.truth)
     looks, unusable = _look_at_all(given, denoiser.image_shape)
     _list_unusable(config.directory, unusable)

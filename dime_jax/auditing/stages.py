@@ -130,12 +130,12 @@ def calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> t
 def _with_members(
     config: AuditConfig, denoiser: Denoiser, images: AuditImages
 ) -> tuple[Choice, np.ndarray, dict[str, Any]]:
-    """Calibrate on one half and score the other, by `pipeline`; candidates are compared with held-out images of it."""
+    """Calibrate on one half and score the other, by `pipeline`."""
     choice, halves = calibrate(config, denoiser, images)
     pipeline.score_half(config.directory, "test", denoiser, images.source, options=config.options)
     return (
         choice,
-        halves.test.heldout,
+        images.reference(halves.calibration),
         {
             "images": {
                 "members": len(images.split.member),

@@ -25,7 +25,7 @@ from dime_jax.auditing.findings import DIME, Findings
 from dime_jax.auditing.record import Record
 from dime_jax.report import audit_figures, figures, wording
 
-MOST_ROWS = 500  # candidates on the page; candidates.csv has all
+SHOWN_ROWS = 500  # candidates that are shown at once; a button shows the others
 
 _COLORS = {
     audit_figures.INK: "var(--ink)",
@@ -45,7 +45,7 @@ def write_report(record: Record, findings: Findings) -> pathlib.Path:
         results=findings.results,
         row=wording.deciding_row(findings.results) if findings.results["results"] else None,
         candidates=_candidate_rows(record, findings.candidates),
-        hidden=max(0, len(findings.candidates) - MOST_ROWS),
+        shown=SHOWN_ROWS,
         figures=_save_figures(drawn, record.directory / "figures"),
         gallery=_gallery(record),
         dime=DIME,
@@ -65,8 +65,8 @@ def write_comparison(
     page = render(
         "compare.html",
         results=results,
-        candidates=sorted(candidates, key=lambda row: row["p_before"] or 2)[:MOST_ROWS],
-        hidden=max(0, len(candidates) - MOST_ROWS),
+        candidates=sorted(candidates, key=lambda row: row["p_before"] or 2),
+        shown=SHOWN_ROWS,
         figures=_save_figures([drawn], directory / "figures"),
     )
     path = directory / "report.html"
@@ -145,7 +145,7 @@ def _candidate_rows(record: Record, candidates: Sequence[Mapping[str, Any]]) -> 
     # Those that could not be read come last, and have no picture.
     rows = [{**row, "picture": thumbnails.get(index)} for index, row in itertools.zip_longest(indices, candidates)]
     rows.sort(key=lambda row: np.inf if row["p_value"] is None else row["p_value"])
-    return rows[:MOST_ROWS]
+    return rows
 
 
 def _gallery(record: Record) -> list[tuple[str, list[str]]]:

@@ -101,6 +101,11 @@ def _candidates(results: Mapping[str, Any]) -> str:
         sentences.append(f"As a set they look like training images ({p_text(p_value)}).")
     elif found["can_decide"]:
         sentences.append(f"As a set they cannot be told from images that the model never saw ({p_text(p_value)}).")
+    if found["candidates_needed"] > 1:
+        sentences.append(
+            f"{found['heldout']:,} held-out images are too few to name any single candidate; with "
+            f"{found['heldout_needed']:,} one alone could be named."
+        )
     return " ".join(sentences)
 
 

@@ -155,6 +155,20 @@ def test_an_interrupted_audit_continues(result, directory, tmp_path):
 
 
 @pytest.mark.usefixtures("_no_page")
+def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_path):
+    settings = config(tmp_path, model=MODEL, calibration_size=20, test_size=30, level=0.01, **ROLES)
+    results = auditing.audit(settings).results
+    halves = pipeline.read_halves(tmp_path)
+    reference = records.read_record(tmp_path).arrays["heldout"]
+    assert results["candidates"]["heldout"] == len(reference) == 100
+    assert not set(reference) & set(halves.calibration.heldout)
+    assert set(halves.test.heldout) < set(reference)
+    # Twelve candidates at 1 % need 1,199 held-out images for one alone.
+    assert "100 held-out images are too few" in results["headline"]["candidates"]
+    assert "with 1,199 one alone" in results["headline"]["candidates"]
+
+
+@pytest.mark.usefixtures("_no_page")
 def test_the_attack_that_decides_can_be_named(tmp_path):
     result = auditing.audit(config(tmp_path, model=MODEL, decide_with="sima_l4@1", **ROLES))
     assert result.results["decided_by"]["attack"] == "sima_l4"

@@ -3,6 +3,7 @@
 import html as text
 import re
 
+import markupsafe
 import numpy as np
 import pytest
 from chromium import BROWSER, Page
@@ -62,6 +63,22 @@ def test_every_number_has_its_interval_and_its_false_alarms(report, page):
             value, low, high = (f"{100 * row[metric][key]:.1f}" for key in ("value", "low", "high"))
             assert f'{value} <span class="range">{low}–{high}</span>' in page
     assert page.count("FP (rate)") == 1
+
+
+def test_every_thumbnail_says_whose_it_is(report):
+    page = report.report.read_text(encoding="utf-8")
+    assert page.count('alt="candidate ') == len(NAMES)
+    assert 'alt=""' not in page
+
+
+def test_all_rows_can_be_shown(report, monkeypatch):
+    monkeypatch.setattr(html, "SHOWN_ROWS", 5)
+    page = auditing.report(report.directory).report.read_text(encoding="utf-8")
+    assert page.count("<tr hidden>") == len(NAMES) - 5
+    assert f"Show all {len(NAMES)} rows" in page
+    assert all(markupsafe.escape(name) in page for name in NAMES)
+    monkeypatch.undo()
+    auditing.report(report.directory)
 
 
 def test_figures_are_files_too(report):
@@ -131,6 +148,17 @@ def test_the_table_sorts_both_ways(browser):
     assert rising == sorted(rising)
     assert falling == sorted(rising, reverse=True)
     assert browser.run("document.querySelectorAll('#attacks th')[2].getAttribute('aria-sort')") == "descending"
+
+
+@in_browser
+def test_the_verdict_is_in_sight_on_a_phone(browser):
+    browser.call("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=True)
+    head = browser.run("[...document.querySelectorAll('#candidates thead th')].map(c => c.textContent.trim())")
+    assert head[:3] == ["Image", "Name", "Verdict"]
+    right = browser.run(
+        "[...document.querySelectorAll('#candidates tbody tr')].map(r => r.cells[2].getBoundingClientRect().right)"
+    )
+    assert max(right) <= 400
 
 
 @in_browser
