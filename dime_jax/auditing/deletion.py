@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from dime_jax import evidence, pipeline, score_table, scoring
+from dime_jax import evidence, model_check, pipeline, score_table, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.opening import open_model
 from dime_jax.auditing.record import SCHEMA_VERSION, choose_decider, frozen_attacks, label, theory_weights
-from dime_jax.auditing.stages import AuditResult, calibrate, describe_model, environment, say
+from dime_jax.auditing.stages import AuditResult, calibrate, check_model, describe_model, environment, say
 from dime_jax.calibration import Calibration
 from dime_jax.denoiser import Denoiser
 from dime_jax.report import html, wording
@@ -46,6 +46,8 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in images.warnings:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        check_model(config, model.denoiser, images)
     decider, heldout, setting = _choose(config, models[0].denoiser, images)
     indices = np.concatenate([heldout, images.candidates])
     for name, model in zip(MODELS, models):
@@ -133,6 +135,9 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         settings["seed"],
         heldout_groups=None if grouped is None else grouped[: len(heldout)][usable],
     )
+    checks = {
+        name: model_check.read_check(directory, table.manifest["identity"]["model"]) for name, table in tables.items()
+    }
     ids = dict(zip(tables["before"].index.tolist(), tables["before"].ids))
     columns = ("p_before", "p_after", "flagged_before", "flagged_after")
     rows = [
@@ -152,9 +157,14 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         "fingerprints": {name: table.manifest["identity"]["model"] for name, table in tables.items()},
         "precision": tables["before"].manifest["identity"]["precision"],
         "seed": settings["seed"],
-        "queries_made": sum(table.queries_made for table in tables.values()) + _calibration_queries(directory, facts),
+        "queries_made": sum(table.queries_made for table in tables.values())
+        + sum(found.queries for found in checks.values() if found)
+        + _calibration_queries(directory, facts),
+        "model_check": {name: found and found.to_json() for name, found in checks.items()},
         "warnings": [*facts["image_warnings"], *check.warnings],
     }
+    if model_check.failures(results):
+        results["verdict"] = wording.NOT_ASKED_RIGHTLY
     results = findings.plain(results)
     results["headline"] = wording.deletion_headline(results)
     rows = findings.plain(rows)

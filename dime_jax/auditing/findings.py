@@ -5,6 +5,7 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
   headline                {answer, detail, candidates, alarms}: the first screen in words
   decided_by              {attack, queries_per_image, setting, calibration_auc, chosen}: the attack behind the verdicts
   comparisons             DIME against the best baseline at no more queries, paired on the test half
+  model_check             null, or `DenoiserCheck`: does the model predict noise at all, as it was asked?
   reversed                null, or the attack that says that members look *less* like training images
   candidates              null, or {count, evidence, no_evidence, cannot_tell, level, heldout, smallest_p,
                           candidates_needed, heldout_needed, can_decide, set_test, truth, warnings}; one line for each
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, metrics, pipeline, score_table
+from dime_jax import evidence, metrics, model_check, pipeline, score_table
 from dime_jax.attacks import get_attack
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
 from dime_jax.report import wording
@@ -72,7 +73,9 @@ def find(record: Record) -> Findings:
             scores.member, scores.heldout, delta=settings["delta"], randomised=settings["randomised"]
         )
         results["epsilon_lower_bound"] = bound._asdict()
-    rows, results["candidates"] = _candidates(record, trusted=results["reversed"] is None)
+    rows, results["candidates"] = _candidates(
+        record, trusted=results["reversed"] is None and not model_check.failures(results)
+    )
     results["queries_made"] += record.candidates.queries_made if record.candidates else 0
     for name in ("duplicates", "images", "grid_size", "model", "settings", "environment"):
         results[name] = facts[name]
@@ -113,13 +116,15 @@ def plain(value: Any) -> Any:
 def _without_members(record: Record) -> dict[str, Any]:
     """The part of results.json that needs no known members."""
     identity = record.reference.manifest["identity"]
+    check = model_check.read_check(record.directory, identity["model"])
     return {
         "schema_version": pipeline.SCHEMA_VERSION,
         "results": [],
         "fingerprints": {"model": identity["model"], "heldout_data": identity["data"]},
         "precision": identity["precision"],
         "seed": identity["seed"],
-        "queries_made": 0,
+        "queries_made": check.queries if check else 0,
+        "model_check": None if check is None else check.to_json(),
         "warnings": [],
     }
 
