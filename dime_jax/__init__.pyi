@@ -18,6 +18,7 @@ from .attacks import (
 from .auditing import AuditConfig, AuditResult, audit, compare
 from .checkpoints import load_denoiser
 from .denoiser import Denoiser
+from .denoiser_check import DenoiserCheck, check_denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
@@ -26,6 +27,7 @@ __all__ = [
     "AuditConfig",
     "AuditResult",
     "Denoiser",
+    "DenoiserCheck",
     "DimeStats",
     "DimeTerms",
     "ErrorDecomposition",
@@ -34,6 +36,7 @@ __all__ = [
     "attacks",
     "audit",
     "calibration",
+    "check_denoiser",
     "compare",
     "cosine_schedule",
     "data",

@@ -47,7 +47,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, pipeline, planning, scoring
+    from dime_jax import data, model_check, pipeline, planning, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.checkpoints import load_denoiser
     from dime_jax.query_ledger import Budget
@@ -74,6 +74,9 @@ def _score(args: argparse.Namespace) -> int:
     micro_batch = scoring.tune_micro_batch(denoiser) if args.tune else args.micro_batch
     options = scoring.Options(micro_batch=micro_batch, budget=Budget(args.max_queries, args.max_queries_per_image))
     run = pipeline.begin(args.run, jobs, halves, args.seed)
+    check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
+    if not check.passed:
+        print(f"warning: {check.summary}", file=sys.stderr)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE
@@ -122,6 +125,7 @@ def _check_model(args: argparse.Namespace) -> int:
     found = check_model(denoiser, batch.images[batch.mask], args.output, labels=labels)
     for t, error in zip(found.timesteps, np.asarray(found.errors)):
         print(f"t = {t:4d}   noise-prediction error {error:.4f}")
+    print(found.check.summary)
     print(f"samples in {found.figure}")
     return DONE
 
@@ -384,7 +388,8 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="exit with 1 if this holds of the results, such as 'dime@11.auc.low > 0.6'; may be repeated",
+        help="exit with 1 if this holds of the results, such as 'dime@11.auc.low > 0.6', and with 2 if the model is no "
+        "denoiser; may be repeated",
     )
 
 

@@ -99,14 +99,22 @@ class Denoiser:
         label = self._check_label(label, x.shape[0])
         self.queries.add(x.shape[0])
         with jax.default_matmul_precision(PRECISION):
-            eps = jnp.asarray(self._call(self.params, x, jnp.asarray(t, jnp.int32), label))
-        if eps.shape != x.shape:
-            raise ValueError(f"expected eps of shape {list(x.shape)} from {self.name}, got {list(eps.shape)}")
-        return eps.astype(x.dtype)
+            answer = self._call(self.params, x, jnp.asarray(t, jnp.int32), label)
+        return self._check_answer(answer, x.shape).astype(x.dtype)
 
     def eps_fn(self, label: Any = None) -> EpsFn:
         """The function eps_fn(x, t) that attacks take, with the class labels of the batch bound to it."""
         return lambda x, t: self.eps(x, t, label)
+
+    def _check_answer(self, answer: Any, shape: tuple[int, ...]) -> jax.Array:
+        try:
+            eps = None if answer is None or isinstance(answer, dict | tuple) else jnp.asarray(answer)
+        except TypeError:  # an object around the array, such as diffusers' outputs
+            eps = None
+        if eps is None or eps.shape != shape:
+            got = list(eps.shape) if eps is not None else None if answer is None else type(answer).__name__
+            raise ValueError(f"expected eps to return an array of shape {list(shape)}, got {got} from {self.name}")
+        return eps
 
     def _check_label(self, label: Any, batch: int) -> jax.Array | None:
         if self.num_classes is None:

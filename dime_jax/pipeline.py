@@ -1,6 +1,7 @@
 """Calibrate, then test: the paper's protocol in stages that can be run apart, killed, and repeated without a model.
 
     RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half
+    RUN/model_check.json            whether the model is a denoiser at all, if that was checked   `model_check`
     RUN/calibration/                score table of the calibration half, over the whole grid      score
     RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dime_jax import _validate, data, evidence, score_table, scoring
+from dime_jax import _validate, data, evidence, model_check, score_table, scoring
 from dime_jax.attacks import DimeStats, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
@@ -194,6 +195,7 @@ def evaluation(
         rows.append(result_row(outcome, job.queries, job.queries * table.seconds_per_query))
     calibration = score_table.read_table(directory / "calibration")
     identity = table.manifest["identity"]
+    check = model_check.read_check(directory, identity["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -205,7 +207,8 @@ def evaluation(
         },
         "precision": identity["precision"],
         "seed": seed,
-        "queries_made": calibration.queries_made + table.queries_made,
+        "queries_made": calibration.queries_made + table.queries_made + (check.queries if check else 0),
+        "model_check": None if check is None else check.to_json(),
         "direction": read_direction(directory).to_json(),
         "warnings": warnings if excluded else [],
     }

@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ _REFERENCE_SIZE = 32 * 32 * 3
 _LARGEST_MICRO_BATCH = 512
 _UNITS_UNDER_WAY = 2
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -191,6 +192,24 @@ def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None
     return min(seconds, key=lambda size: seconds[size])
 
 
+def patient(ask: Callable[P, T], retry: Retry, say: Callable[[str], object]) -> Callable[P, T]:
+    """The same function, which waits and tries again where the model behind it fails."""
+
+    def say_so(state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        assert state.next_action is not None
+        error = state.outcome.exception()
+        say(f"waiting {state.next_action.sleep:.1f} s, the model failed: {error!r}")
+
+    return tenacity.retry(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(retry.attempts),
+        wait=tenacity.wait_random_exponential(multiplier=retry.first_wait, max=retry.longest_wait),
+        before_sleep=say_so,
+        reraise=True,
+    )(ask)
+
+
 class _Batch(NamedTuple):
     """Images on the devices, padded, and which rows of them are real and readable."""
 
@@ -326,26 +345,12 @@ class _Run:
 
     def _patient_eps_fn(self, label: Any, rows: np.ndarray) -> EpsFn:
         """eps(x, t) that enters every attempt in the ledger, and waits and tries again where the model fails."""
-        retry = self.options.retry
 
-        def say(state: tenacity.RetryCallState) -> None:
-            assert state.outcome is not None
-            assert state.next_action is not None
-            error = state.outcome.exception()
-            self.progress.say(f"waiting {state.next_action.sleep:.1f} s, the model failed: {error!r}")
-
-        @tenacity.retry(
-            retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(retry.attempts),
-            wait=tenacity.wait_random_exponential(multiplier=retry.first_wait, max=retry.longest_wait),
-            before_sleep=say,
-            reraise=True,
-        )
         def eps_fn(x: Any, t: Any) -> jax.Array:
             self.ledger.debit(rows)
             return self.denoiser.eps(x, t, label)
 
-        return eps_fn
+        return patient(eps_fn, self.options.retry, self.progress.say)
 
     def _store(self, number: int, batch: _Batch, numbers: dict[Call, dict[str, Any]]) -> None:
         """Wait for a unit's answers, and keep them for the next shard."""

@@ -23,7 +23,7 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 import checkpoints_convert.convert as conversion
-from dime_jax import checkpoints, data, pipeline, planning, scoring, training
+from dime_jax import checkpoints, data, model_check, pipeline, planning, scoring, training
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import Denoiser
@@ -161,6 +161,10 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
     # `pipeline.run`, with the stages that write a file for all left to one process.
     on_first_process(begin)
+    # Only recorded: the networks of :smoke are random.
+    model_check.check_once(
+        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=config.seed, options=options
+    )
     pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.calibrate_run(directory))
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)

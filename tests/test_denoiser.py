@@ -91,5 +91,5 @@ def test_bad_calls_are_refused_in_one_line(request, kind, kwargs, message):
 
 def test_an_output_of_another_shape_is_refused(schedule):
     wrong = dj.Denoiser.from_function(lambda x, t: x[:1], schedule, (3,))
-    with pytest.raises(ValueError, match=r"expected eps of shape \[2, 3\] from mine, got \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"expected eps to return an array of shape \[2, 3\], got \[1, 3\] from mine"):
         wrong.eps(np.zeros((2, 3), np.float32), 0)

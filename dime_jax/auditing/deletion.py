@@ -9,20 +9,29 @@ COMPARE/candidates.csv, report.html, figures/
 import io
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from dime_jax import evidence, pipeline, score_table, scoring
+from dime_jax import evidence, model_check, pipeline, score_table, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.opening import open_model
 from dime_jax.auditing.record import SCHEMA_VERSION, Choice, by_label, frozen_attacks, label, theory_weights
-from dime_jax.auditing.stages import AuditResult, calibrate, describe_model, environment, picture_statistics, say
+from dime_jax.auditing.stages import (
+    AuditResult,
+    calibrate,
+    check_model,
+    describe_model,
+    environment,
+    picture_statistics,
+    say,
+)
 from dime_jax.denoiser import Denoiser
+from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.report import html, wording
 
 MODELS = ("before", "after")
@@ -46,6 +55,8 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in images.warnings:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        check_model(config, model.denoiser, images)
     (decider, why), heldout, setting = _choose(config, models[0].denoiser, images)
     indices = np.concatenate([heldout, images.candidates])
     for name, model in zip(MODELS, models):
@@ -129,7 +140,10 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     if facts["theory_setting"] is None:
         direction = pipeline.read_direction(directory, ["calibration"])
     likeness = _likeness(arrays, facts["settings"]["seed"])
-    withheld = _withheld(direction, likeness)
+    checks = {
+        name: model_check.read_check(directory, table.manifest["identity"]["model"]) for name, table in tables.items()
+    }
+    withheld = _withheld(checks.values(), direction, likeness)
     scores = {name: pipeline.frozen_scores(table, decider, candidates) for name, table in tables.items()}
     if likeness is not None and withheld is None:
         scores = {name: np.where(likeness.unlike, np.nan, values) for name, values in scores.items()}
@@ -179,7 +193,10 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         "fingerprints": {name: table.manifest["identity"]["model"] for name, table in tables.items()},
         "precision": tables["before"].manifest["identity"]["precision"],
         "seed": settings["seed"],
-        "queries_made": sum(table.queries_made for table in tables.values()) + _calibration_queries(directory, facts),
+        "queries_made": sum(table.queries_made for table in tables.values())
+        + sum(found.queries for found in checks.values() if found)
+        + _calibration_queries(directory, facts),
+        "model_check": {name: found and found.to_json() for name, found in checks.items()},
         "warnings": [*facts["image_warnings"], *left_out, *([] if withheld else check.warnings)],
     }
     results = findings.plain(results)
@@ -197,8 +214,12 @@ def _likeness(arrays: Mapping[str, np.ndarray], seed: int) -> evidence.Likeness 
     return evidence.likeness(arrays["candidate_statistics"], arrays["compared_statistics"], seed=seed)
 
 
-def _withheld(direction: evidence.Direction, likeness: evidence.Likeness | None) -> str | None:
+def _withheld(
+    checks: Iterable[DenoiserCheck | None], direction: evidence.Direction, likeness: evidence.Likeness | None
+) -> str | None:
     """Why there is no verdict on the deletion, if there is none."""
+    if any(check is not None and not check.passed for check in checks):
+        return "a model does not predict noise the way it was asked to"
     if direction.judgement is evidence.Judgement.BELOW:
         return "members and held-out images look swapped"
     if likeness is not None and likeness.set_unlike:

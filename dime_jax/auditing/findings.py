@@ -5,6 +5,7 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
   headline                {answer, detail, candidates, alarms}: the first screen in words
   decided_by              {attack, queries_per_image, setting, calibration_auc, chosen}: the attack behind the verdicts
   comparisons             DIME against the best baseline at no more queries, paired on the test half
+  model_check             null, or `DenoiserCheck`: does the model predict noise at all, as it was asked?
   direction               {judgement, may_learn, aucs, error_rate}: what a witness of fixed direction says about which
                           set is which ("above", "below": the wrong way round, "unsure", "not checked")
   candidates              null, or {count, evidence, no_evidence, cannot_tell, level, heldout, smallest_p,
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, metrics, pipeline, score_table
+from dime_jax import evidence, metrics, model_check, pipeline, score_table
 from dime_jax._csv import write_csv
 from dime_jax.auditing.images import CandidateCopy
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
@@ -64,7 +65,6 @@ def find(record: Record) -> Findings:
     results["warnings"] += _unanswered_warning(unanswered)
     decider = record.decider
     scores = record.scores(decider).finite()
-    direction = results["direction"]["judgement"]
     results["decided_by"] = {
         "attack": decider.attack,
         "queries_per_image": pipeline.frozen_job(decider).queries,
@@ -75,12 +75,12 @@ def find(record: Record) -> Findings:
     results["comparisons"] = _comparisons(record)
     results["blind_baseline"] = _blind_baseline(record)
     results["epsilon_lower_bound"] = None
-    if record.members_known and direction != Judgement.BELOW:
+    if record.members_known and _withheld(results) is None:
         bound = evidence.epsilon_lower_bound(
             scores.member, scores.heldout, delta=settings["delta"], randomised=settings["randomised"]
         )
         results["epsilon_lower_bound"] = bound._asdict()
-    rows, results["candidates"] = _candidates(record, "the sets look swapped" if direction == Judgement.BELOW else None)
+    rows, results["candidates"] = _candidates(record, _withheld(results))
     results["queries_made"] += record.candidates.queries_made if record.candidates else 0
     for name in ("duplicates", "images", "grid_size", "model", "settings", "environment"):
         results[name] = facts[name]
@@ -115,13 +115,15 @@ def plain(value: Any) -> Any:
 def _without_members(record: Record) -> dict[str, Any]:
     """The part of results.json that needs no known members."""
     identity = record.reference.manifest["identity"]
+    check = model_check.read_check(record.directory, identity["model"])
     return {
         "schema_version": pipeline.SCHEMA_VERSION,
         "results": [],
         "fingerprints": {"model": identity["model"], "heldout_data": identity["data"]},
         "precision": identity["precision"],
         "seed": identity["seed"],
-        "queries_made": 0,
+        "queries_made": check.queries if check else 0,
+        "model_check": None if check is None else check.to_json(),
         "direction": evidence.NOT_CHECKED.to_json(),
         "warnings": [],
     }
@@ -228,6 +230,15 @@ def explained_rows(
         {**dict.fromkeys(scored[0]), **unread, "id": one["id"], "reason": f"could not be read: {one['reason']}"}
         for one in facts.get("unusable_candidates", ())
     ]
+
+
+def _withheld(results: Mapping[str, Any]) -> str | None:
+    """Why no verdict can be given on any candidate, whatever its score, if there is a reason."""
+    if model_check.failures(results):
+        return "the model does not predict noise the way it was asked to"
+    if results["direction"]["judgement"] == Judgement.BELOW:
+        return "members and held-out images look swapped"
+    return None
 
 
 def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dime_jax import model_check
 from dime_jax.evidence import Judgement
 
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
@@ -31,15 +32,16 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
 
 
 def refuse_unjudged(results: Mapping[str, Any]) -> None:
-    """Refuse to judge any condition where the results cannot be relied on.
+    """Refuse to judge any condition where the results cannot be relied on: a gate that passed would say nothing.
 
     Raises:
-      ValueError: if members and held-out images look swapped: a gate that passed would say nothing.
+      ValueError: if the model is no denoiser as it was asked, or members and held-out images look swapped.
     """
+    wrong = model_check.failures(results)
     if results["direction"]["judgement"] == Judgement.BELOW:
-        raise ValueError(
-            "no condition can be judged: members and held-out images look swapped, or differ in kind (see the headline)"
-        )
+        wrong.append("members and held-out images look swapped, or differ in kind (see the headline)")
+    if wrong:
+        raise ValueError(f"no condition can be judged: {' '.join(wrong)}")
 
 
 def _look_up(path: str, results: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from dime_jax import data, evidence, pipeline, planning, scoring
+from dime_jax import data, evidence, model_check, pipeline, planning, scoring
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
@@ -51,6 +51,7 @@ def audit(config: AuditConfig) -> AuditResult:
     for warning in images.warnings:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
+    check_model(config, model.denoiser, images)
     prepare = _with_members if len(images.split.member) else _without_members
     (decider, why), heldout, facts = prepare(config, model.denoiser, images)
     if len(images.candidates):
@@ -93,6 +94,15 @@ def audit(config: AuditConfig) -> AuditResult:
             unknown = f"whether members and held-out images differ without the model could not be checked: {error}"
             facts |= {"warnings": [*images.warnings, unknown]}
     return _report(write_record(config.directory, facts, arrays))
+
+
+def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> None:
+    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none."""
+    found = model_check.check_once(
+        config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
+    )
+    if not found.passed:
+        say(config, f"warning: {found.summary}")
 
 
 def report(directory: str | pathlib.Path) -> AuditResult:

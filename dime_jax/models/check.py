@@ -11,6 +11,7 @@ from PIL import Image
 
 from dime_jax import _validate
 from dime_jax.denoiser import Denoiser
+from dime_jax.denoiser_check import DenoiserCheck, check_denoiser
 from dime_jax.schedule import per_image
 
 
@@ -22,12 +23,14 @@ class ModelCheck(NamedTuple):
       errors: mean of (eps - noise)² over images and pixels at each; 1 is a model that predicts nothing.
       samples: DDIM samples [N, H, W, C], about in [-1, 1].
       figure: the PNG sheet of the samples.
+      check: whether it predicts noise at all, and whether it is asked in its own terms.
     """
 
     timesteps: np.ndarray
     errors: np.ndarray
     samples: np.ndarray
     figure: Path
+    check: DenoiserCheck
 
 
 def check_model(
@@ -71,10 +74,10 @@ def check_model(
     figure = output_dir / "samples.png"
     sample_sheet(samples).save(figure)
     rows = [{"t": int(t), "error": float(error)} for t, error in zip(timesteps, errors)]
-    (output_dir / "check.json").write_text(
-        json.dumps({"errors": rows, "seed": seed}, indent=1) + "\n", encoding="utf-8"
-    )
-    return ModelCheck(timesteps, errors, samples, figure)
+    check = check_denoiser(denoiser, images, labels, seed=seed)
+    contents = {"errors": rows, "seed": seed, "model_check": check.to_json()}
+    (output_dir / "check.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    return ModelCheck(timesteps, errors, samples, figure, check)
 
 
 def noise_errors(denoiser: Denoiser, images: jax.Array, timesteps: Any, key: jax.Array, labels: Any) -> np.ndarray:

@@ -1,14 +1,18 @@
 """The answer in plain words: the headline of an audit from its results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dime_jax import model_check
 from dime_jax.attacks import get_attack
 from dime_jax.evidence import Judgement
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, Any]:
     """{answer, detail, candidates, alarms}: one sentence, its uncertainty, what it means for the candidates, doubts."""
+    wrong = model_check.failures(results)
+    if wrong:
+        return _no_denoiser(wrong, _candidates(results))
     if not results["results"]:
         return _without_members(results)
     row = deciding_row(results)
@@ -18,6 +22,16 @@ def headline(results: Mapping[str, Any]) -> dict[str, Any]:
         "candidates": _candidates(results),
         "alarms": _alarms(results),
     }
+
+
+def _no_denoiser(wrong: Sequence[str], candidates: str) -> dict[str, Any]:
+    """Where a model is no denoiser, or is not asked as it wants to be, that is all there is to say."""
+    detail = (
+        "The attacks compare noise predictions, so scores of such a model show nothing, neither that it remembers nor "
+        "that it does not. Correct the model or how it is asked, and audit it again with another output directory."
+    )
+    answer = "This cannot be audited as it is: a model does not predict noise the way it was asked to."
+    return {"answer": answer, "detail": detail, "candidates": candidates, "alarms": list(wrong)}
 
 
 def deciding_row(results: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,6 +210,9 @@ def _without_members(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def deletion_headline(results: Mapping[str, Any]) -> dict[str, Any]:
     """{answer, detail, candidates, alarms} of a deletion check."""
+    wrong = model_check.failures(results)
+    if wrong:
+        return _no_denoiser(wrong, "")
     alarms = deletion_alarms(results)
     if results["withheld"]:
         return {"answer": f"No verdict: {results['withheld']}.", "detail": "", "candidates": "", "alarms": alarms}

@@ -1,0 +1,406 @@
+"""Is this a denoiser at all, and is it asked in its own terms?
+
+A function that returns ones, an untrained network and a network under another's schedule give every attack scores
+without any signal. Left unchecked, that reads as "no sign that this model remembers".
+
+**Does it predict noise?** At t = 0.5 T, 0.75 T and 0.98 T, r(t) = mean‖ξ - ε̂(√ᾱ x + σ ξ, t)‖² / mean‖ξ‖² is 1 for a
+model that predicts zero. Highest r at these t, with 16 held-out images, as measured:
+
+    the shipped model, ideal denoisers under three schedules       0.02 to 0.4
+    nearest-neighbour memorisers, three schedules                  0.04 to 0.7
+    DP-SGD at ε = 1 (300 updates)                                  0.2
+    the shipped weights plus noise of 0.5 and 1 standard deviation  0.1 and 0.4
+    zero; a constant c; the random networks of the tests           1.0; 1 + c²; 1.35 to 1.42
+
+So r >= 0.9 is no denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images that it does
+not know, by 2 (ᾱ/σ²) var(x) if it answers with an image drawn at random. Where that exceeds 0.9 at one of these t,
+which takes a schedule with little noise, it is the limit.
+
+**Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
+in [0, 1]; with channels first; under another schedule. Errors of different questions cannot be compared as they are:
+with less contrast or more noise every prediction is better. So each is divided by the error that the pixels' means and
+variances alone allow, q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ var + σ²) and c = 0.005, below which differences are
+nobody's mistake. An alternative is named if, over t = 0.1, 0.2, 0.3, 0.5, 0.75 T, its q is nowhere more than 3 % above
+that of the question as given, is 1.25 times lower in geometric mean, and is 0.9 or less somewhere: it must know more of
+images than their pixels' means, which no weak model and no constant does under any reading. Other predictions than
+noise are named only where the first check failed, as it must if they are right.
+
+Measured over Gaussian, ideal and nearest-neighbour denoisers of five sets of images and three schedules, the shipped
+model, its noised weights and DP-SGD, nothing that was asked rightly was accused. What is missed: mistakes with a model
+that knows nothing about these images beyond their pixels' means, and cosine for scaled_linear, which are too close.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dime_jax import _validate, draws
+from dime_jax.attacks.base import noised
+from dime_jax.denoiser import Denoiser
+from dime_jax.query_ledger import BudgetExceeded
+from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+
+IMAGES = 16  # as many as the measurements above
+NO_BETTER_THAN_ZERO = 0.9
+CLEARLY_BETTER, NOWHERE_WORSE, KNOWS_IMAGES = 1.25, 0.97, 0.9
+FEWEST_IMAGES = 8  # with fewer, alternatives are not tried
+
+_HIGH = (0.98, 0.5, 0.75)  # of T, most telling first
+_COMPARED = (0.2, 0.75, 0.5, 0.3, 0.1)
+_FRACTIONS = (*_HIGH, 0.2, 0.3, 0.1)
+_NEGLIGIBLE = 0.005
+_SAME_SCHEDULE = 0.02  # largest difference of ᾱ
+# Errors that say nothing about how the model was asked.
+_OTHER_ERRORS = (OSError, MemoryError, BudgetExceeded, jax.errors.JaxRuntimeError)
+
+Ask = Callable[[Denoiser, Any, int, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """Another way to ask, which the model fits clearly better.
+
+    Attributes:
+      kind: "prediction", "scale", "layout" or "schedule".
+      seems_to: what the model seems to expect or return: "The model seems to ...".
+      times_better: how many times lower its error is, as the module says.
+    """
+
+    kind: str
+    seems_to: str
+    times_better: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoiserCheck:
+    """What `check_denoiser` found.
+
+    Attributes:
+      timesteps: where the error was measured, rising.
+      errors: mean‖ξ - ε̂‖² / mean‖ξ‖² at each, 1 for predicting zero; None if not finite.
+      limits: the error from which on it is no denoiser, at middle and high t; None at low t, which condemns nothing.
+      mistakes: other ways to ask that fit clearly better, the best first.
+      tried: the alternatives that were compared.
+      images: how many images were used.
+      queries: how many were asked.
+    """
+
+    timesteps: tuple[int, ...]
+    errors: tuple[float | None, ...]
+    limits: tuple[float | None, ...]
+    mistakes: tuple[Mistake, ...]
+    tried: tuple[str, ...]
+    images: int
+    queries: int
+
+    @property
+    def predicts_noise(self) -> bool:
+        """Whether the error is below its limit at every middle and high t."""
+        return all(limit is None or (e is not None and e < limit) for e, limit in zip(self.errors, self.limits))
+
+    @property
+    def passed(self) -> bool:
+        """Whether the model predicts noise and no other way to ask fits clearly better."""
+        return self.predicts_noise and not self.mistakes
+
+    @property
+    def summary(self) -> str:
+        """The outcome in one line."""
+        if self.passed:
+            return f"The model predicts noise: {self._figure}."
+        if not self.mistakes:
+            return f"The model does not predict noise: {self._figure}."
+        kind, best = self.mistakes[0].kind, self.mistakes[0].times_better
+        seems_to = " or to ".join(one.seems_to for one in self.mistakes if one.kind == kind)
+        return f"The model seems to {seems_to}, which fits {best:.1f} times better; as asked, {self._figure}."
+
+    @property
+    def _figure(self) -> str:
+        """The worst of middle and high t in words."""
+        high = [(np.inf if e is None else e, t) for t, e, limit in self._rows() if limit is not None]
+        error, t = max(high)
+        if not np.isfinite(error):
+            return f"at t = {t} it returns values that are not finite"
+        return f"at t = {t} its squared error is {error:.2f} times that of predicting zero"
+
+    def _rows(self) -> Iterator[tuple[int, float | None, float | None]]:
+        return zip(self.timesteps, self.errors, self.limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """For results.json: the attributes, and `passed` and `summary`."""
+        return {**dataclasses.asdict(self), "passed": self.passed, "summary": self.summary}
+
+    @classmethod
+    def from_json(cls, contents: dict[str, Any]) -> "DenoiserCheck":
+        """What `to_json` gave, also after a way through a file."""
+        fields = {field.name: contents[field.name] for field in dataclasses.fields(cls)}
+        columns = {name: tuple(value) for name, value in fields.items() if isinstance(value, list | tuple)}
+        return cls(**{**fields, **columns, "mistakes": tuple(Mistake(**one) for one in fields["mistakes"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """A way to ask: what is noised, by which schedule, how the model gets it, and how noise follows from its answer."""
+
+    kind: str
+    seems_to: str
+    denoiser: Denoiser
+    schedule: NoiseSchedule
+    images: Callable[[Any], Any] = lambda x: x
+    given: Callable[[Any], Any] = lambda x_t: x_t
+    noise: Callable[[Any, Any, float, float], Any] = lambda answer, x_t, sqrt_abar, sigma: answer
+
+
+def check_denoiser(
+    denoiser: Denoiser,
+    images: Any,
+    labels: Any = None,
+    *,
+    ids: Sequence[str | int] | None = None,
+    seed: int = 0,
+    max_queries_per_image: int | None = None,
+    ask: Ask = Denoiser.eps,
+) -> DenoiserCheck:
+    """Check that a model predicts noise, and that no other way to ask it fits clearly better.
+
+    Costs 6 queries per image, and 1 to 5 more for each alternative that has to be asked: it is dropped at the first
+    timestep where it fits worse. Draws depend on the seed and the ids only.
+
+    Args:
+      denoiser: the model.
+      images: [B, *image_shape] in [-1, 1], best 16 that it was not trained on; with fewer than 8, or all the same, no
+        alternatives are tried.
+      labels: [B] classes of the images, for class-conditional models.
+      ids: of the images, for the draws; their positions if None.
+      seed: of the noise.
+      max_queries_per_image: at least 1; what would take more is left out.
+      ask: asks a model about (x, t, label): `Denoiser.eps`, or that with counting or patience around it.
+
+    Raises:
+      ValueError: in one line, if the model fails on such a batch, or returns something else than an array of its shape.
+    """
+    images = jnp.asarray(images, jnp.float32)
+    _validate.check_shape(images, (None, *denoiser.image_shape), "images")
+    _validate.check_not_empty(images, "images")
+    if max_queries_per_image is not None:
+        _validate.check_at_least(max_queries_per_image, 1, "max_queries_per_image")
+    numbers = draws.id_numbers(range(len(images)) if ids is None else ids)
+    check = _Check(denoiser, images, labels, draws.Draws(jax.random.key(seed), numbers), ask)
+    return check.run(len(_FRACTIONS) * 10 if max_queries_per_image is None else max_queries_per_image)
+
+
+class _Check:
+    """One check: whom to ask about which images, with which draws; and what was answered."""
+
+    def __init__(self, denoiser: Denoiser, x: jax.Array, labels: Any, batch_draws: draws.Draws, ask: Ask):
+        self.denoiser, self.x, self.labels, self.draws, self.ask = denoiser, x, labels, batch_draws, ask
+        self.as_given = _Question("as given", "", denoiser, denoiser.schedule)
+        self.answers: dict[float, np.ndarray] = {}
+        self.calls = 0
+
+    def run(self, most: int) -> DenoiserCheck:
+        """Ask as given, and then otherwise; at most so many calls."""
+        for fraction in _FRACTIONS[:most]:
+            self.answers[fraction] = self._first_answer(fraction)
+        fractions = sorted(self.answers)
+        errors = [self._error(self.as_given, fraction, self.answers[fraction]) for fraction in fractions]
+        found = DenoiserCheck(
+            timesteps=tuple(self._t(fraction) for fraction in fractions),
+            errors=tuple(error if np.isfinite(error) else None for error in errors),
+            limits=tuple(self._limit(fraction) if fraction in _HIGH else None for fraction in fractions),
+            mistakes=(),
+            tried=(),
+            images=len(self.x),
+            queries=self.calls * len(self.x),
+        )
+        alike = not np.any(np.ptp(np.asarray(self.x), axis=0))
+        if len(self.answers) < len(_FRACTIONS) or len(self.x) < FEWEST_IMAGES or alike:
+            return found
+        return self._with_alternatives(found, most)
+
+    def _with_alternatives(self, found: DenoiserCheck, most: int) -> DenoiserCheck:
+        given = {fraction: self._fit(self.as_given, fraction, self.answers[fraction]) for fraction in _COMPARED}
+        questions = _costly(self.denoiser) if found.predicts_noise else [*_free(self.denoiser), *_costly(self.denoiser)]
+        mistakes, tried = [], []
+        for question in questions:
+            if question.kind != "prediction" and self.calls + len(_COMPARED) > most:
+                break
+            tried.append(question.seems_to)
+            mistakes += _judge(question, given, self._fits(question, given))
+        mistakes.sort(key=lambda one: -one.times_better)
+        queries = self.calls * len(self.x)
+        return dataclasses.replace(found, mistakes=tuple(mistakes), tried=tuple(tried), queries=queries)
+
+    def _fits(self, question: _Question, given: dict[float, float]) -> dict[float, float]:
+        """q at each timestep; what is left of them where the question fits worse than as given, or is refused."""
+        fits: dict[float, float] = {}
+        for fraction in given:
+            answer = self._answer(question, fraction)
+            fit = np.nan if answer is None else self._fit(question, fraction, answer)
+            if not given[fraction] >= NOWHERE_WORSE * fit:
+                break
+            fits[fraction] = fit
+        return fits
+
+    def _answer(self, question: _Question, fraction: float) -> np.ndarray | None:
+        """The answer to an alternative; None from a model that refuses another layout, as it should."""
+        if question.kind == "prediction":
+            return self.answers[fraction]
+        try:
+            return self._call(question, fraction)
+        except _OTHER_ERRORS:
+            raise
+        except Exception:
+            if question.kind != "layout":
+                raise
+            return None
+
+    def _first_answer(self, fraction: float) -> np.ndarray:
+        """The answer to the question as given; if there is none, one line on what was expected."""
+        try:
+            return self._call(self.as_given, fraction)
+        except _OTHER_ERRORS:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            if reason.startswith("expected eps"):
+                raise
+            raise ValueError(
+                f"expected eps to take images of shape {list(self.x.shape)} and a timestep, and to return an array of "
+                f"that shape; {self.denoiser.name} failed with {type(error).__name__}: {reason}{self._hint()}"
+            ) from error
+
+    def _hint(self) -> str:
+        """What to do about a model that refuses the images, if it takes them with channels first."""
+        for question in _channels_first(self.denoiser):
+            answer = self._answer(question, _HIGH[0])
+            if answer is not None and self._error(question, _HIGH[0], answer) < NO_BETTER_THAN_ZERO:
+                return f". It seems to {question.seems_to}"
+        return ""
+
+    def _call(self, question: _Question, fraction: float) -> np.ndarray:
+        self.calls += 1
+        given = question.given(self._noised(question, fraction))
+        return np.asarray(self.ask(question.denoiser, given, self._t(fraction), self.labels), np.float32)
+
+    def _t(self, fraction: float) -> int:
+        return int(fraction * (self.denoiser.schedule.num_steps - 1))
+
+    def _draw(self, fraction: float) -> jax.Array:
+        return self.draws.gaussian(_FRACTIONS.index(fraction), self.x)
+
+    def _noised(self, question: _Question, fraction: float) -> jax.Array:
+        return noised(question.schedule, question.images(self.x), self._draw(fraction), self._t(fraction))
+
+    def _error(self, question: _Question, fraction: float, answer: np.ndarray) -> float:
+        """mean‖ξ - ε̂‖² / mean‖ξ‖²."""
+        t, x_t, noise = self._t(fraction), np.asarray(self._noised(question, fraction)), self._draw(fraction)
+        eps = question.noise(answer, x_t, float(question.schedule.sqrt_abar(t)), float(question.schedule.sigma(t)))
+        true = np.asarray(noise, np.float64)
+        with np.errstate(all="ignore"):
+            return float(np.mean((true - eps) ** 2) / np.mean(true**2))
+
+    def _fit(self, question: _Question, fraction: float, answer: np.ndarray) -> float:
+        """q: the error relative to what the means and variances of pixels allow."""
+        t, x = self._t(fraction), np.asarray(question.images(self.x), np.float64)
+        signal = float(question.schedule.abar(t)) * np.var(x, axis=0, ddof=1)
+        allowed = float(np.mean(signal / (signal + float(question.schedule.sigma(t)) ** 2)))
+        return (self._error(question, fraction, answer) + _NEGLIGIBLE) / (allowed + _NEGLIGIBLE)
+
+    def _limit(self, fraction: float) -> float:
+        """The error from which on it is no denoiser; with a margin, no memoriser reaches it either."""
+        schedule, t = self.denoiser.schedule, self._t(fraction)
+        variance = float(np.mean(np.var(np.asarray(self.x), axis=0)))
+        return max(NO_BETTER_THAN_ZERO, 2.5 * variance * float(schedule.abar(t)) / float(schedule.sigma(t)) ** 2)
+
+
+def _judge(question: _Question, given: dict[float, float], fits: dict[float, float]) -> list[Mistake]:
+    """The mistake, if a question that fits nowhere worse fits clearly better."""
+    if len(fits) < len(given) or min(fits.values()) > KNOWS_IMAGES:
+        return []
+    times_better = float(np.exp(np.mean([np.log(given[fraction] / fits[fraction]) for fraction in given])))
+    return [Mistake(question.kind, question.seems_to, times_better)] if times_better >= CLEARLY_BETTER else []
+
+
+def _free(denoiser: Denoiser) -> list[_Question]:
+    """Other readings of the same answers."""
+    readings: dict[str, Callable[[Any, Any, float, float], Any]] = {
+        "predict v, not noise, which is √ᾱ v + σ x": lambda v, x_t, sqrt_abar, sigma: sqrt_abar * v + sigma * x_t,
+        "predict the clean image x₀, not noise, which is (x - √ᾱ x₀)/σ": lambda x, x_t, sqrt_abar, sigma: (
+            (x_t - sqrt_abar * x) / sigma
+        ),
+        "return the score s, not noise, which is -σ s": lambda score, x_t, sqrt_abar, sigma: -sigma * score,
+    }
+    return [
+        _Question("prediction", seems_to, denoiser, denoiser.schedule, noise=noise)
+        for seems_to, noise in readings.items()
+    ]
+
+
+def _costly(denoiser: Denoiser) -> list[_Question]:
+    """What the model has to be asked for."""
+    layouts = _channels_first(denoiser) if denoiser.image_shape[-1] > 1 else []  # one channel is in the same order
+    return [*_schedules(denoiser), *_scales(denoiser), *layouts]
+
+
+def _schedules(denoiser: Denoiser) -> list[_Question]:
+    """The usual schedules of the model's length, without the one that it has."""
+    given = np.asarray(denoiser.schedule.abar_table)
+    return [
+        _Question("schedule", f"follow the {name} schedule", denoiser, schedule)
+        for name, schedule in usual_schedules(len(given)).items()
+        if np.max(np.abs(np.asarray(schedule.abar_table) - given)) > _SAME_SCHEDULE
+    ]
+
+
+def usual_schedules(num_steps: int) -> dict[str, NoiseSchedule]:
+    """The linear, scaled_linear and cosine schedules with as much noise as at 1,000 steps; none below 25 steps."""
+    if num_steps < 25:
+        return {}
+    start, end = 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
+    betas = {
+        "linear": np.linspace(start, end, num_steps),
+        "scaled_linear": np.linspace(np.sqrt(start), np.sqrt(end), num_steps) ** 2,
+        "cosine": cosine_betas(num_steps),
+    }
+    return {name: schedule_from_betas(values) for name, values in betas.items()}
+
+
+def _scales(denoiser: Denoiser) -> list[_Question]:
+    def halved(x: jax.Array) -> jax.Array:
+        return (x + 1) / 2
+
+    return [
+        _Question("scale", "expect images in [0, 1], not [-1, 1]", denoiser, denoiser.schedule, images=halved),
+        _Question("scale", "expect (x + 1)/2 in place of its input x", denoiser, denoiser.schedule, given=halved),
+    ]
+
+
+def _channels_first(denoiser: Denoiser) -> list[_Question]:
+    """[B, C, H, W] in place of [B, H, W, C], for images."""
+    if len(denoiser.image_shape) != 3:
+        return []
+    height, width, channels = denoiser.image_shape
+    turned = Denoiser(
+        denoiser.apply,
+        denoiser.params,
+        denoiser.schedule,
+        (channels, height, width),
+        num_classes=denoiser.num_classes,
+        name=denoiser.name,
+        traceable=denoiser.traceable,
+    )
+    turned.queries = denoiser.queries
+    question = _Question(
+        "layout",
+        "expect channels first, [B, C, H, W]",
+        turned,
+        denoiser.schedule,
+        given=lambda x_t: jnp.moveaxis(x_t, -1, 1),
+        noise=lambda eps, x_t, sqrt_abar, sigma: np.moveaxis(eps, 1, -1),
+    )
+    return [question]
