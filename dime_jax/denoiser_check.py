@@ -4,34 +4,40 @@ A function that returns ones, an untrained network and a network under another's
 without any signal. Left unchecked, that reads as "no sign that this model remembers".
 
 **Does it predict noise?** At t = 0.5 T, 0.75 T and 0.98 T, r(t) = mean‖ξ - ε̂(√ᾱ x + σ ξ, t)‖² / mean‖ξ‖² is 1 for a
-model that predicts zero. Highest r at these t, with 16 held-out images, as measured:
+model that predicts zero. The highest r at these t, measured on 16 held-out images at a time:
 
-    the shipped model, ideal denoisers under three schedules       0.02 to 0.4
-    nearest-neighbour memorisers, three schedules                  0.04 to 0.7
-    DP-SGD at ε = 1 (300 updates)                                  0.2
-    the shipped weights plus noise of 0.5 and 1 standard deviation  0.1 and 0.4
-    zero; a constant c; the random networks of the tests           1.0; 1 + c²; 1.35 to 1.42
+    the shipped model                                               0.03
+    ideal denoisers and nearest-neighbour memorisers                0.02 to 0.6, under three schedules
+    DP-SGD at ε = 1, after 300 updates                              0.24
+    the shipped weights plus noise of 0.5 and 1 standard deviation  0.11 and 0.40
+    zero; a constant c; the random networks of the tests            1.0; 1 + c²; 1.35 to 1.42
 
-So r >= 0.9 is no denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images that it does
-not know, by 2 (ᾱ/σ²) var(x) if it answers with an image drawn at random. Where that exceeds 0.9 at one of these t,
-which takes a schedule with little noise, it is the limit.
+So with r >= 0.9 it is no denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images that
+it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above 0.9,
+which at these t takes a schedule with little noise, it is the limit.
 
 **Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
 in [0, 1]; with channels first; under another schedule. Errors of different questions cannot be compared as they are:
-with less contrast or more noise every prediction is better. So each is divided by the error that the pixels' means and
-variances alone allow, q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ var + σ²) and c = 0.005, below which differences are
-nobody's mistake. An alternative is named if, over t = 0.1, 0.2, 0.3, 0.5, 0.75 T, its q is nowhere more than 3 % above
-that of the question as given, is 1.25 times lower in geometric mean, and is 0.9 or less somewhere: it must know more of
-images than their pixels' means, which no weak model and no constant does under any reading. Other predictions than
-noise are named only where the first check failed, as it must if they are right.
+with less contrast or more noise every prediction is better. So each is divided by the error that the means and
+variances of pixels alone allow: q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ var + σ²) and c = 0.005, below which
+differences are nobody's mistake. An alternative is named if, over t = 0.1, 0.2, 0.3, 0.5 and 0.75 T, its q is nowhere
+more than 3 % above that of the question as given, is 1.25 times lower in geometric mean, and is 0.9 or less somewhere:
+it must show knowledge of images beyond the means of their pixels, as no weak model and no constant does under any
+reading. Other predictions than noise are named only where the first check failed, as it must if they are right. Another
+schedule must also bring the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖², closer to 1: with too much noise for its t a
+model returns more than all of it, with too little less, however little it knows of the images.
 
-Measured over Gaussian, ideal and nearest-neighbour denoisers of five sets of images and three schedules, the shipped
-model, its noised weights and DP-SGD, nothing that was asked rightly was accused. What is missed: mistakes with a model
-that knows nothing about these images beyond their pixels' means, and cosine for scaled_linear, which are too close.
+Gaussian, ideal and nearest-neighbour denoisers of eight sets of images, each under three schedules of 250 and 1,000
+steps, with twelve choices of images: asked rightly, no alternative passes even without the factor of 1.25. Nor does any
+for the shipped model, its noised weights, DP-SGD, or functions such as x, x/2 and tanh x. The shipped model under a
+wrong schedule reaches 1.38 to 1.7, ideal denoisers of digits 1.2 to 1.5 (linear given as another) and 3 to 6 (the
+others given as linear), [0, 1] images 3 and more, wrong predictions 6 and more. What is missed: many mistakes with a
+model that knows little about these images beyond the means of their pixels, and scaled_linear given as cosine, which is
+too close.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -236,15 +242,18 @@ class _Check:
         return dataclasses.replace(found, mistakes=tuple(mistakes), tried=tuple(tried), queries=queries)
 
     def _fits(self, question: _Question, given: dict[float, float]) -> dict[float, float]:
-        """q at each timestep; what is left of them where the question fits worse than as given, or is refused."""
+        """q at each timestep; less than all if the question is refused, or fits worse than as given."""
         fits: dict[float, float] = {}
+        answers: dict[float, np.ndarray] = {}
         for fraction in given:
             answer = self._answer(question, fraction)
-            fit = np.nan if answer is None else self._fit(question, fraction, answer)
-            if not given[fraction] >= NOWHERE_WORSE * fit:
-                break
-            fits[fraction] = fit
-        return fits
+            if answer is None:
+                return {}
+            answers[fraction], fits[fraction] = answer, self._fit(question, fraction, answer)
+            if not given[fraction] >= NOWHERE_WORSE * fits[fraction]:
+                return {}
+        misled = question.kind == "schedule" and not self._off(answers) < self._off(self.answers)
+        return {} if misled else fits
 
     def _answer(self, question: _Question, fraction: float) -> np.ndarray | None:
         """The answer to an alternative; None from a model that refuses another layout, as it should."""
@@ -310,6 +319,12 @@ class _Check:
         signal = float(question.schedule.abar(t)) * np.var(x, axis=0, ddof=1)
         allowed = float(np.mean(signal / (signal + float(question.schedule.sigma(t)) ** 2)))
         return (self._error(question, fraction, answer) + _NEGLIGIBLE) / (allowed + _NEGLIGIBLE)
+
+    def _off(self, answers: Mapping[float, np.ndarray]) -> float:
+        """How far the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖², is from 1, on average over the timesteps compared."""
+        draws_of = {fraction: np.asarray(self._draw(fraction), np.float64) for fraction in _COMPARED}
+        shares = [np.sum(noise * answers[fraction]) / np.sum(noise**2) for fraction, noise in draws_of.items()]
+        return float(np.mean(np.abs(1 - np.array(shares))))
 
     def _limit(self, fraction: float) -> float:
         """The error from which on it is no denoiser; with a margin, no memoriser reaches it either."""

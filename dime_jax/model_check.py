@@ -18,7 +18,7 @@ from dime_jax import data, scoring
 from dime_jax.denoiser import Denoiser
 from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.processes import on_first_process
-from dime_jax.query_ledger import Budget, BudgetExceeded
+from dime_jax.query_ledger import Budget, BudgetExceeded, LedgerUnwritable
 from dime_jax.score_table import write_atomically
 
 FILE = "model_check.json"
@@ -59,6 +59,7 @@ def check_once(
     def check() -> None:
         if read_check(directory, denoiser.fingerprint) is None:
             transformed = transform or data.transform_for(source, denoiser.image_shape)
+            directory.mkdir(parents=True, exist_ok=True)
             images = _choose(denoiser, source, heldout, transformed, seed)
             _check(directory, denoiser, images, seed, options)
 
@@ -89,7 +90,10 @@ def _entries(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 def _enter(directory: pathlib.Path, fingerprint: str, queries: int, outcome: dict[str, Any] | None = None) -> None:
     entries = {**_entries(directory), fingerprint: {"queries": queries, "outcome": outcome}}
-    write_atomically(directory / FILE, (json.dumps(entries, indent=2) + "\n").encode())
+    try:
+        write_atomically(directory / FILE, (json.dumps(entries, indent=2) + "\n").encode())
+    except OSError as error:  # ours, not the model's, so that it is not tried again
+        raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
 
 
 def _choose(

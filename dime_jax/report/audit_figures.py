@@ -67,10 +67,10 @@ def draw_roc(record: Record, results: Mapping[str, Any]) -> AuditFigure:
         drawn = _line_style(frozen, highlighted)
         axes.plot(np.maximum(curve.fpr[seen], left), curve.tpr[seen], drawstyle="steps-post", **drawn)
     grid = np.geomspace(left, 1, 200)
-    bound = results["epsilon_lower_bound"]
+    delta = results["settings"]["delta"]
     for epsilon in _REFERENCE_EPSILONS:
-        axes.plot(grid, evidence.dp_tpr_bound(grid, epsilon, bound["delta"]), color=MUTED, lw=0.7, ls=(0, (1, 2)))
-        height = evidence.dp_tpr_bound(np.array([left]), epsilon, bound["delta"])[0]
+        axes.plot(grid, evidence.dp_tpr_bound(grid, epsilon, delta), color=MUTED, lw=0.7, ls=(0, (1, 2)))
+        height = evidence.dp_tpr_bound(np.array([left]), epsilon, delta)[0]
         axes.annotate(
             f"ε = {epsilon:g} allows", (left, height), (2, 3), textcoords="offset points", color=MUTED, size=6.5
         )
@@ -85,7 +85,7 @@ def draw_roc(record: Record, results: Mapping[str, Any]) -> AuditFigure:
         "roc",
         figure,
         "How many members are found, at how many false alarms",
-        f"Both axes are logarithmic. Dotted: the most that a training run with (ε, δ = {bound['delta']:g})-"
+        f"Both axes are logarithmic. Dotted: the most that a training run with (ε, δ = {delta:g})-"
         "differential privacy would allow, TPR ≤ e^ε FPR + δ. The vertical line marks 1 % false alarms.",
         f"ROC curves. {_title(record.decider)} finds {100 * row['tpr_at_1pct_fpr']['value']:.1f} per cent of members "
         "at 1 per cent false alarms.",

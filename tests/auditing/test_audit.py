@@ -3,13 +3,14 @@
 import csv
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, metrics, pipeline, score_table
+from dime_jax import auditing, cli, metrics, pipeline, score_table
 from dime_jax.auditing import record as records
 from dime_jax.report import html
 
@@ -78,15 +79,8 @@ def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
     promised = {"schema_version", "results", "blind_baseline", "duplicates", "fingerprints", "precision", "seed"}
-    promised |= {
-        "queries_made",
-        "warnings",
-        "candidates",
-        "epsilon_lower_bound",
-        "comparisons",
-        "headline",
-        "direction",
-    }
+    promised |= {"queries_made", "warnings", "candidates", "epsilon_lower_bound", "comparisons", "headline"}
+    promised |= {"model_check", "direction"}
     assert promised <= set(results)
     rows = [(row["attack"], row["queries_per_image"]) for row in results["results"]]
     assert sorted(rows) == [("dime", 2), ("level_only", 1), ("pia_l2", 2), ("sima_l4", 1)]
@@ -100,7 +94,10 @@ def test_results_have_all_that_is_promised(result, directory):
     assert results["epsilon_lower_bound"]["epsilon"] > 0.5
     assert "not a DP audit" in results["epsilon_lower_bound"]["label"]
     tables = [directory / "calibration", directory / "test", *(directory / "candidates").iterdir()]
-    assert results["queries_made"] == sum(score_table.read_table(table).queries_made for table in tables)
+    check = results["model_check"]
+    assert check["passed"]
+    scored = sum(score_table.read_table(table).queries_made for table in tables)
+    assert results["queries_made"] == scored + check["queries"]
 
 
 def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, directory):
@@ -135,6 +132,64 @@ def test_other_candidates_in_the_same_directory_are_refused(result, directory):
         auditing.audit(config(directory, model=MODEL, **{**ROLES, "candidates": source(images(12, 5))}))
 
 
+@pytest.fixture(scope="module")
+def ones(tmp_path_factory):
+    model = dj.Denoiser.from_function(lambda x, t: np.ones_like(x), MODEL.schedule, MODEL.image_shape, name="ones")
+    return auditing.audit(config(tmp_path_factory.mktemp("ones"), model=model, **ROLES)), model
+
+
+class TestWhatIsNoDenoiser:
+    """A false all-clear is the worst answer: ones, and a model under another's schedule."""
+
+    def test_is_the_headline_and_nothing_is_decided(self, ones):
+        results = ones[0].results
+        headline = results["headline"]
+        assert headline["answer"].startswith("This cannot be audited as it is")
+        assert "times that of predicting zero" in headline["alarms"][0]
+        assert "No sign" not in json.dumps(headline)
+        assert results["candidates"]["cannot_tell"] == 12
+        assert not results["candidates"]["can_decide"]
+        assert "does not predict noise" in ones[0].report.read_text()
+
+    def test_its_queries_are_counted_once(self, ones):
+        results, model = ones[0].results, ones[1]
+        assert results["queries_made"] == model.queries.count
+        auditing.audit(config(ones[0].directory, model=model, **ROLES))
+        assert results["queries_made"] == model.queries.count
+
+    def test_no_gate_passes_it(self, ones, capsys):
+        assert cli.main(["report", str(ones[0].directory), "--fail-if", "queries_made < 0"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("dime-jax: no condition can be checked. The model does not predict noise: at t = ")
+        assert error.count("\n") == 1
+        assert cli.main(["report", str(ones[0].directory)]) == 0
+
+    @pytest.mark.usefixtures("_no_page")
+    def test_nor_without_known_members(self, tmp_path):
+        model = dj.Denoiser.from_function(lambda x, t: np.zeros_like(x), MODEL.schedule, MODEL.image_shape)
+        roles = {name: ROLES[name] for name in ("heldout", "candidates")}
+        results = auditing.audit(config(tmp_path, model=model, **roles)).results
+        assert results["headline"]["answer"].startswith("This cannot be audited as it is")
+        assert results["candidates"]["cannot_tell"] == 12
+        assert results["queries_made"] == model.queries.count
+
+    @pytest.mark.usefixtures("_no_page")
+    def test_a_wrong_schedule_is_named(self, tmp_path):
+        shipped = dj.load_denoiser("digits")
+        wrong = dj.Denoiser(shipped.apply, shipped.params, dj.cosine_schedule(), (8, 8, 1), fingerprint="wrong")
+        digits = dj.data.open_source("digits")
+        split = np.load(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits" / "split.npz")
+        sides = [np.stack([digits[i].image for i in split[side][:60]]) for side in ("member", "heldout")]
+        members, heldout = (dj.data.from_images(x, name=n, transform="digits") for x, n in zip(sides, "mh"))
+        results = auditing.audit(config(tmp_path, model=wrong, members=members, heldout=heldout)).results
+        assert "seems to follow the linear schedule" in results["headline"]["alarms"][0]
+
+    def test_what_returns_nothing_is_refused_in_one_line(self, tmp_path):
+        model = dj.Denoiser.from_function(lambda x, t: None, MODEL.schedule, MODEL.image_shape)
+        with pytest.raises(ValueError, match=r"expected eps to return an array of shape \[16, 8, 8, 1\], got None"):
+            auditing.audit(config(tmp_path, model=model, **ROLES))
+
+
 @pytest.mark.usefixtures("_no_page")
 def test_an_interrupted_audit_continues(result, directory, tmp_path):
     calls = 0
@@ -142,7 +197,7 @@ def test_an_interrupted_audit_continues(result, directory, tmp_path):
     def fails_once(x, t):
         nonlocal calls
         calls += 1
-        if calls == 12:
+        if calls == 30:
             raise KeyboardInterrupt
         return MODEL.eps(x, t)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from memoriser import config, images, memoriser, source
 
+import dime_jax as dj
 from dime_jax import auditing, score_table
 from dime_jax.report import html
 
@@ -56,6 +57,20 @@ def test_nothing_deleted_remains(tmp_path, monkeypatch):
     assert results["verdict"] == "evidence of membership remains"
     assert results["facts"]["theory_setting"] == {"t": 70, "gamma": 0.1, "q": 1}
     assert results["flagged"] == {"before": 10, "after": 10}
+
+
+@pytest.mark.parametrize("dead", ["before", "after"])
+def test_an_untrained_model_is_no_successful_deletion(tmp_path, monkeypatch, dead):
+    monkeypatch.setattr(html, "write_comparison", lambda directory, *_: directory / "report.html")
+    zero = dj.Denoiser.from_function(lambda x, t: np.zeros_like(x), WITH.schedule, WITH.image_shape, name="zero")
+    before, after = (zero, WITH) if dead == "before" else (WITH, zero)
+    asked = zero.queries.count + WITH.queries.count
+    results = auditing.compare(config(tmp_path, model=before, **ROLES), after).results
+    assert results["verdict"] == "cannot tell: a model does not predict noise the way it was asked to"
+    assert results["headline"]["answer"].startswith("This cannot be audited as it is")
+    assert results["headline"]["alarms"][0].startswith(f"The model {dead} does not predict noise")
+    assert results["queries_made"] == zero.queries.count + WITH.queries.count - asked
+    assert auditing.report_comparison(tmp_path).results == results
 
 
 def test_bad_pairs_are_refused(tmp_path):

@@ -48,7 +48,8 @@ class TestSmoke:
         assert {row["attack"]: row["queries_per_image"] for row in results["results"]} == {n: costs[n] for n in names}
         # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas.
         once = sum(costs[n] for n in names)
-        assert results["queries_made"] == 8 * (once + 1) + 8 * once
+        assert results["queries_made"] == 8 * (once + 1) + 8 * once + results["model_check"]["queries"]
+        assert not results["model_check"]["passed"]  # these networks are random
         metadata = checkpoints.read_spec_file(smoke(name) / "model")["metadata"]
         assert metadata["dialect"] == DIALECTS.get(name, "secmi")
         assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
@@ -236,6 +237,7 @@ def test_two_processes_finish_one_run(smoke, tmp_path):
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert ["SimA" in out for out, _ in outputs] == [True, False]  # the first process prints the table
     both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke("cifar10")))
-    assert both["queries_made"] == 16 * 2
+    assert both["queries_made"] == 16 * 2 + alone["model_check"]["queries"]
+    assert both["model_check"] == alone["model_check"]
     expected = {row["attack"]: row["auc"] for row in alone["results"]}
     assert {row["attack"]: row["auc"] for row in both["results"]} == {n: expected[n] for n in ("loss", "sima_l4")}

@@ -30,6 +30,7 @@ def test_the_ideal_model_has_no_error_and_samples_its_image(images, schedule, tm
         np.testing.assert_allclose(np.asarray(sheet)[:4, :4], (images[0] + 1) * 127.5, atol=1)
     rows = json.loads((tmp_path / "out" / "check.json").read_text())["errors"]
     assert [row["t"] for row in rows] == list(found.timesteps)
+    assert found.check.passed
 
 
 def test_a_dead_model_has_error_one_and_labels_reach_the_model(images, schedule, tmp_path):
@@ -42,6 +43,7 @@ def test_a_dead_model_has_error_one_and_labels_reach_the_model(images, schedule,
     denoiser = dj.Denoiser.from_function(dead, schedule, (4, 4, 3), num_classes=2)
     found = check.check_model(denoiser, images, tmp_path, labels=[0, 1, 0], num_samples=3, ddim_steps=2)
     np.testing.assert_allclose(found.errors, found.errors[0])
+    assert not found.check.passed
     assert 0.5 < found.errors[0] < 1.6  # mean square of 144 standard normals
     assert [list(label) for label in (seen[0], seen[-1])] == [[0, 1, 0], [0, 1, 0]]
     with pytest.raises(ValueError, match="num_samples"):
