@@ -248,6 +248,7 @@ class _Run:
             self.ledger.close()
             return
         with self.progress, jax.default_matmul_precision(PRECISION), contextlib.closing(self.ledger):
+            self._flush()
             self.progress.say(self.plan.describe(self.num_images))
             while True:
                 try:
@@ -364,7 +365,7 @@ class _Run:
 
     def _flush(self) -> None:
         now = time.monotonic()
-        self.writer.flush(now - self.last_flush)
+        self.writer.flush(now - self.last_flush, self.ledger.state)
         self.last_flush = now
 
     def _check_flagged(self) -> None:

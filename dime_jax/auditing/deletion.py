@@ -4,6 +4,8 @@ COMPARE/compare.json, compare.npz    what was compared, and what came out
 COMPARE/run.json ... calibration/    with known members: how the attack was calibrated, on the model before
 COMPARE/before/, COMPARE/after/      score tables of held-out images and candidates under each model
 COMPARE/candidates.csv, report.html, figures/
+
+compare.json holds the digests of the others, those of score tables by their manifests (see `digests`).
 """
 
 import io
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dime_jax import evidence, pipeline, score_table, scoring
+from dime_jax import _csv, digests, evidence, pipeline, score_table, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
@@ -73,6 +75,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
         "image_warnings": images.warnings,
         "environment": environment(),
     }
+    (config.directory / "compare.json").unlink(missing_ok=True)  # a kill must not leave the old one with new arrays
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer, allow_pickle=False, heldout=heldout, candidates=images.candidates, groups=images.groups[indices]
@@ -114,10 +117,14 @@ def _choose(
 
 def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     tables = {name: score_table.read_table(directory / name) for name in MODELS}
+    manifests = [f"{name}/manifest.json" for name in MODELS]
+    files, unsealed = ["compare.npz", *manifests], digests.warn_of_unsealed(directory, manifests)
+    if not facts["theory_setting"]:
+        files += ["run.json", "halves.npz", "calibration.json", pipeline.MANIFESTS["calibration"]]
     frozen = frozen_attacks(directory, facts["theory_setting"], tables["before"].schedule)
     decider = choose_decider(frozen, facts["decided_by"])
-    with np.load(directory / "compare.npz", allow_pickle=False) as arrays:
-        heldout, candidates, groups = arrays["heldout"], arrays["candidates"], arrays["groups"]
+    arrays = digests.load_arrays(directory / "compare.npz", (directory / "compare.npz").read_bytes())
+    heldout, candidates, groups = arrays["heldout"], arrays["candidates"], arrays["groups"]
     scores = {name: pipeline.frozen_scores(table, decider, candidates) for name, table in tables.items()}
     reference = {name: pipeline.frozen_scores(table, decider, heldout) for name, table in tables.items()}
     usable = np.all([np.isfinite(side) for side in reference.values()], axis=0)
@@ -153,13 +160,13 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         "precision": tables["before"].manifest["identity"]["precision"],
         "seed": settings["seed"],
         "queries_made": sum(table.queries_made for table in tables.values()) + _calibration_queries(directory, facts),
-        "warnings": [*facts["image_warnings"], *check.warnings],
+        "warnings": [*facts["image_warnings"], *check.warnings, *unsealed],
     }
     results = findings.plain(results)
     results["headline"] = wording.deletion_headline(results)
     rows = findings.plain(rows)
-    findings.write_csv(directory / "candidates.csv", rows)
-    pipeline.write_json(directory / "compare.json", results)
+    _csv.write_csv(directory / "candidates.csv", rows)
+    pipeline.write_sealed(directory / "compare.json", results, files)
     return AuditResult(results, directory, html.write_comparison(directory, results, rows))
 
 

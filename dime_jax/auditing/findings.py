@@ -19,15 +19,12 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
 Numbers that are not finite are null. The same record gives the same files.
 """
 
-import csv
-import io
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, metrics, pipeline, score_table
+from dime_jax import _csv, digests, evidence, metrics, pipeline
 from dime_jax.attacks import get_attack
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
 from dime_jax.report import wording
@@ -53,6 +50,7 @@ def find(record: Record) -> Findings:
     """Everything that the record shows."""
     facts, settings = record.facts, record.facts["settings"]
     results = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
+    results["warnings"] += digests.warn_of_unsealed(record.directory, ["audit.json"])
     results["warnings"] += facts["warnings"] + (_dependence(record) if record.members_known else [])
     decider = record.decider
     scores = record.scores(decider).finite()
@@ -84,17 +82,8 @@ def find(record: Record) -> Findings:
 def write(record: Record, findings: Findings) -> None:
     """Write results.json and, if there are candidates, candidates.csv."""
     if findings.candidates:
-        write_csv(record.directory / "candidates.csv", findings.candidates)
+        _csv.write_csv(record.directory / "candidates.csv", findings.candidates)
     pipeline.write_json(record.directory / "results.json", findings.results)
-
-
-def write_csv(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows of the same columns, at least one, with a header."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    score_table.write_atomically(path, text.getvalue().encode())
 
 
 def plain(value: Any) -> Any:
