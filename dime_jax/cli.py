@@ -35,6 +35,8 @@ def _report(args: argparse.Namespace) -> int:
     directory = args.audit
     if (directory / "compare.json").is_file():
         return _show_comparison(auditing.report_comparison(directory), args)
+    if not (directory / "audit.json").is_file():
+        raise ValueError(f"{directory} holds no audit and no comparison: no audit.json or compare.json in it")
     return _show_audit(auditing.report(directory), args)
 
 
@@ -96,6 +98,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     results = pipeline.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
+    for warning in results["warnings"]:
+        print(f"dime-jax: warning: {warning}", file=sys.stderr)
     return _finish(results, args)
 
 

@@ -377,6 +377,7 @@ def _read_list(path: pathlib.Path) -> Sealed:
 def _drop_unfinished(sealed: Sealed) -> None:
     """Remove shards that a kill kept from being noted; their rows are asked for again."""
     if sealed.digests is not None and not _is_complete(sealed):
+        _check_lists(sealed)
         finished = _finished_shards(sealed)
         for path in _shards(sealed.path.parent):
             if path.name not in finished:
@@ -392,18 +393,24 @@ def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
     return shards
 
 
-def _check_ledgers(sealed: Sealed, images: int) -> None:
-    """Check the ledgers of a table against its processes' lists, and that each process has one."""
-    directory, complete = sealed.path.parent, _is_complete(sealed)
-    noted = {} if complete else {path.stem: query_ledger.State(**_read_list(path).contents) for path in _lists(directory)}
-    ledgers = {path.stem.partition("-")[2]: path for path in query_ledger.ledgers(directory)}
+def _check_lists(sealed: Sealed) -> None:
+    """Require a list of every process that has written a shard or made a query."""
+    directory = sealed.path.parent
     writers = {path.stem.partition("-")[0] for path in _shards(directory)}
-    writers |= {process for process, path in ledgers.items() if path.stat().st_size}
-    if sealed.digests is not None and not complete and writers - noted.keys():
-        raise Damaged(f"{directory / 'shards' / min(writers - noted.keys())}.json is missing, and shards go with it")
-    for process in noted.keys() | ledgers.keys():
-        nothing = query_ledger.State(0, digests.digest(b""))
-        query_ledger.check(query_ledger.ledger_path(directory, process), noted.get(process, nothing), images)
+    writers |= {path.stem.partition("-")[2] for path in query_ledger.ledgers(directory) if path.stat().st_size}
+    missing = sorted(writers - {path.stem for path in _lists(directory)})
+    if missing:
+        raise Damaged(f"{directory / 'shards' / missing[0]}.json is missing, and shards and queries go with it")
+
+
+def _check_ledgers(sealed: Sealed, images: int) -> None:
+    """Require that the ledgers begin with what the processes' lists say, and are about images of the source."""
+    directory, complete = sealed.path.parent, _is_complete(sealed)
+    noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
+    for path in [] if complete else _lists(directory):
+        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**_read_list(path).contents)
+    for ledger, state in noted.items():
+        query_ledger.check(ledger, state, images)
 
 
 def _read_rows(sealed: Sealed) -> pa.Table:

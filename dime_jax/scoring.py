@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import tenacity
 
-from dime_jax import _validate, data, draws, score_table
+from dime_jax import _validate, data, digests, draws, score_table
 from dime_jax.attacks.calls import Answer, Call, Scaled
 from dime_jax.attacks.recipes import start_from, walk_trees
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
@@ -244,6 +244,8 @@ class _Run:
 
     def finish(self) -> None:
         """Score what is missing among this process's images."""
+        for warning in digests.warn_of_unsealed(self.directory, ["manifest.json"]):
+            self.progress.say(f"warning: {warning}")
         if not len(self.mine):
             self.ledger.close()
             return

@@ -144,7 +144,7 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
         (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
         (["audit", "--model", "missing"], "no model directory 'missing'"),
         (["audit", "--level", "2"], "expected 0 < level < 1, got level=2.0"),
-        (["report", "."], "holds no audit: no audit.json in it"),
+        (["report", "."], "holds no audit and no comparison: no audit.json or compare.json in it"),
         (["compare", "--before", "a", "--after", "b"], "expected candidates"),
     ],
 )
