@@ -6,6 +6,7 @@ imported when it runs, so that --help answers at once.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -23,9 +24,13 @@ _WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
 
 def _audit(args: argparse.Namespace) -> int:
     from dime_jax import auditing
+    from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _AUDIT_SETTINGS}
-    result = auditing.audit(auditing.AuditConfig(**settings, options=_options(args)))
+    config = auditing.AuditConfig(**settings, options=_options(args))
+    for condition in args.fail_if:
+        gate.check_possible(condition, gate.AUDIT_KEYS, config.row_labels() if config.members_known else [])
+    result = auditing.audit(config)
     return _show_audit(result, args)
 
 
@@ -42,9 +47,12 @@ def _report(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from dime_jax import auditing
+    from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _COMPARE_SETTINGS}
     config = auditing.AuditConfig(model=args.before, **settings, options=_options(args))
+    for condition in args.fail_if:
+        gate.check_possible(condition, gate.COMPARE_KEYS, [])
     return _show_comparison(auditing.compare(config, args.after), args)
 
 
@@ -52,10 +60,13 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, pipeline, planning, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.checkpoints import load_denoiser
-    from dime_jax.query_ledger import Budget
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
+    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
+    planning.check_tiers(args.attacks, args.queries)
+    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
+    options = _options(args)
     denoiser = load_denoiser(args.model)
     if args.split:
         source = data.open_source(args.images)
@@ -63,7 +74,6 @@ def _score(args: argparse.Namespace) -> int:
     else:
         members, heldout = data.open_source(args.members), data.open_source(args.heldout)
         source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
     halves = data.halves(
         split,
         source.ids,
@@ -72,9 +82,8 @@ def _score(args: argparse.Namespace) -> int:
         calibration_size=sizes.calibration_size,
         test_size=sizes.test_size,
     )
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
-    micro_batch = scoring.tune_micro_batch(denoiser) if args.tune else args.micro_batch
-    options = scoring.Options(micro_batch=micro_batch, budget=Budget(args.max_queries, args.max_queries_per_image))
+    if args.tune:
+        options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
     run = pipeline.begin(args.run, jobs, halves, args.seed)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
@@ -177,7 +186,7 @@ def _options(args: argparse.Namespace) -> Any:
     from dime_jax.query_ledger import Budget
 
     budget = Budget(args.max_queries, args.max_queries_per_image)
-    return scoring.Options(micro_batch=args.micro_batch, budget=budget, silent=args.quiet)
+    return scoring.Options(micro_batch=args.micro_batch, budget=budget, silent=getattr(args, "quiet", False))
 
 
 # ---------------------------------------------------------------------------------------------------------- the parser
@@ -364,7 +373,12 @@ def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attacks", nargs="+", help="default: all")
-    parser.add_argument("--profile", choices=["quick", "paper"], default="quick", help="grid and sizes (default quick)")
+    parser.add_argument(
+        "--profile",
+        choices=["light", "quick", "paper"],
+        default="quick",
+        help="grid and sizes; light for slow models (default quick)",
+    )
     parser.add_argument("--queries", nargs="+", type=int, help="query tiers q (default: those of the profile)")
     parser.add_argument("--calibration_size", type=int, help="at most so many images per class choose the settings")
     parser.add_argument("--test_size", type=int, help="at most so many images per class are tested")
@@ -405,10 +419,20 @@ def _add(commands: Any, name: str, run: Callable[..., int], what: str, *examples
     return parser
 
 
+def _check_conditions(args: argparse.Namespace) -> None:
+    """Refuse conditions that cannot be read, before anything else is done."""
+    if getattr(args, "fail_if", ()):
+        from dime_jax.auditing import gate
+
+        for condition in args.fail_if:
+            gate.parse(condition)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
+        _check_conditions(args)
         return args.command_function(args)
     except KeyboardInterrupt:
         print("dime-jax: interrupted; the same command again continues", file=sys.stderr)

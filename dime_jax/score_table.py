@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import fcntl
 import io
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,6 +7,7 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 from dime_jax import auditing, score_table
+from dime_jax.auditing import gate
 from dime_jax.report import html
 
 KEPT, DELETED, HELDOUT = images(80, 0), images(10, 2), images(100, 21)
@@ -27,6 +28,7 @@ def result(directory):
 
 def test_a_deletion_shows(result):
     results = result.results
+    assert set(results) == gate.COMPARE_KEYS
     assert results["verdict"] == "no evidence of membership after"
     assert results["set_before"]["p_value"] < 0.01
     assert results["set_after"]["p_value"] > 0.05

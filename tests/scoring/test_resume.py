@@ -235,7 +235,7 @@ def largest_file(size):
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "shards", "size", "file"), [(4, 6, 1000, "parquet"), (60, 1, 800, "queries-0.bin")]
+    ("micro_batch", "shards", "size", "file"), [(4, 6, 1000, "parquet"), (60, 3, 800, "queries-0.bin")]
 )
 def test_a_full_disk_is_a_clean_error_and_keeps_earlier_rows(tmp_path, die_at_write, micro_batch, shards, size, file):
     """In small batches a shard is the largest file; in one batch the ledger, of 240 bytes a unit, is full first."""
