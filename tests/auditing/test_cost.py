@@ -47,7 +47,7 @@ def test_without_members_there_are_only_candidates(tmp_path):
 
 
 def test_a_slow_model_says_early_what_it_will_take(tmp_path, capsys, monkeypatch):
-    """A model of half a millisecond a query: the estimate from its first second must be near what the audit then takes."""
+    """A model of half a millisecond a query: the estimate of its first second must be near what it takes."""
     slow, asked = 0.0005, 0
 
     def eps(x, t):
