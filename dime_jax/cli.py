@@ -6,6 +6,7 @@ imported when it runs, so that --help answers at once.
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -23,9 +24,13 @@ _WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
 
 def _audit(args: argparse.Namespace) -> int:
     from dime_jax import auditing
+    from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _AUDIT_SETTINGS}
-    result = auditing.audit(auditing.AuditConfig(**settings, options=_options(args)))
+    config = auditing.AuditConfig(**settings, options=_options(args))
+    for condition in args.fail_if:
+        gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels())
+    result = auditing.audit(config)
     return _show_audit(result, args)
 
 
@@ -35,14 +40,19 @@ def _report(args: argparse.Namespace) -> int:
     directory = args.audit
     if (directory / "compare.json").is_file():
         return _show_comparison(auditing.report_comparison(directory), args)
+    if not (directory / "audit.json").is_file():
+        raise ValueError(f"{directory} holds no audit and no comparison: no audit.json or compare.json in it")
     return _show_audit(auditing.report(directory), args)
 
 
 def _compare(args: argparse.Namespace) -> int:
     from dime_jax import auditing
+    from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _COMPARE_SETTINGS}
     config = auditing.AuditConfig(model=args.before, **settings, options=_options(args))
+    for condition in args.fail_if:
+        gate.check_possible(condition, gate.COMPARE_KEYS, [])
     return _show_comparison(auditing.compare(config, args.after), args)
 
 
@@ -50,10 +60,13 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, model_check, pipeline, planning, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.checkpoints import load_denoiser
-    from dime_jax.query_ledger import Budget
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
+    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
+    planning.check_tiers(args.attacks, args.queries)
+    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
+    options = _options(args)
     denoiser = load_denoiser(args.model)
     if args.split:
         source = data.open_source(args.images)
@@ -61,7 +74,6 @@ def _score(args: argparse.Namespace) -> int:
     else:
         members, heldout = data.open_source(args.members), data.open_source(args.heldout)
         source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
     halves = data.halves(
         split,
         source.ids,
@@ -70,9 +82,8 @@ def _score(args: argparse.Namespace) -> int:
         calibration_size=sizes.calibration_size,
         test_size=sizes.test_size,
     )
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
-    micro_batch = scoring.tune_micro_batch(denoiser) if args.tune else args.micro_batch
-    options = scoring.Options(micro_batch=micro_batch, budget=Budget(args.max_queries, args.max_queries_per_image))
+    if args.tune:
+        options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
     run = pipeline.begin(args.run, jobs, halves, args.seed)
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
@@ -99,6 +110,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     results = pipeline.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
+    for warning in results["warnings"]:
+        print(f"dime-jax: warning: {warning}", file=sys.stderr)
     return _finish(results, args)
 
 
@@ -179,7 +192,7 @@ def _options(args: argparse.Namespace) -> Any:
     from dime_jax.query_ledger import Budget
 
     budget = Budget(args.max_queries, args.max_queries_per_image)
-    return scoring.Options(micro_batch=args.micro_batch, budget=budget, silent=args.quiet)
+    return scoring.Options(micro_batch=args.micro_batch, budget=budget, silent=getattr(args, "quiet", False))
 
 
 # ---------------------------------------------------------------------------------------------------------- the parser
@@ -366,7 +379,12 @@ def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attacks", nargs="+", help="default: all")
-    parser.add_argument("--profile", choices=["quick", "paper"], default="quick", help="grid and sizes (default quick)")
+    parser.add_argument(
+        "--profile",
+        choices=["light", "quick", "paper"],
+        default="quick",
+        help="grid and sizes; light for slow models (default quick)",
+    )
     parser.add_argument("--queries", nargs="+", type=int, help="query tiers q (default: those of the profile)")
     parser.add_argument("--calibration_size", type=int, help="at most so many images per class choose the settings")
     parser.add_argument("--test_size", type=int, help="at most so many images per class are tested")
@@ -408,10 +426,20 @@ def _add(commands: Any, name: str, run: Callable[..., int], what: str, *examples
     return parser
 
 
+def _check_conditions(args: argparse.Namespace) -> None:
+    """Refuse conditions that cannot be read, before anything else is done."""
+    if getattr(args, "fail_if", ()):
+        from dime_jax.auditing import gate
+
+        for condition in args.fail_if:
+            gate.parse(condition)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
+        _check_conditions(args)
         return args.command_function(args)
     except KeyboardInterrupt:
         print("dime-jax: interrupted; the same command again continues", file=sys.stderr)

@@ -4,7 +4,6 @@ RUN/model_check.json    {fingerprint: {queries, outcome}}; queries are entered b
                         check is counted as well; outcome is null until the check is done
 """
 
-import json
 import os
 import pathlib
 import sys
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import data, scoring
+from dime_jax import data, digests, scoring
 from dime_jax.denoiser import Denoiser
 from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.processes import on_first_process
@@ -85,13 +84,13 @@ def failures(results: Mapping[str, Any]) -> list[str]:
 
 def _entries(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
     path = directory / FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return digests.read(path).contents if path.is_file() else {}
 
 
 def _enter(directory: pathlib.Path, fingerprint: str, queries: int, outcome: dict[str, Any] | None = None) -> None:
     entries = {**_entries(directory), fingerprint: {"queries": queries, "outcome": outcome}}
     try:
-        write_atomically(directory / FILE, (json.dumps(entries, indent=2) + "\n").encode())
+        write_atomically(directory / FILE, digests.seal(entries, {}))
     except OSError as error:  # ours, not the model's, so that it is not tried again
         raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
 

@@ -10,18 +10,20 @@
 The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
 halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
 round (`evidence.direction`); runs that were begun before there was one go on without.
+
+run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
 
 import io
 import json
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dime_jax import _validate, data, evidence, model_check, score_table, scoring
+from dime_jax import _validate, data, digests, evidence, model_check, score_table, scoring
 from dime_jax.attacks import DimeStats, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
@@ -31,6 +33,7 @@ from dime_jax.score_table import ScoreTable
 
 SCHEMA_VERSION = 1
 HALVES = Halves._fields
+MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
 
 
 def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0) -> pathlib.Path:
@@ -48,18 +51,21 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
         if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
             raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
         return directory
+    later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
+    if later:
+        raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
     directory.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **columns)
     score_table.write_atomically(directory / "halves.npz", buffer.getvalue())
-    write_json(directory / "run.json", settings)
+    write_sealed(directory / "run.json", settings, ["halves.npz"])
     return directory
 
 
 def read_halves(directory: pathlib.Path) -> Halves:
     """Members and held-out images of each half."""
-    with np.load(directory / "halves.npz", allow_pickle=False) as file:
-        return Halves(*(Split(file[f"{half}_member"], file[f"{half}_heldout"]) for half in HALVES))
+    arrays = _read_sealed(directory / "run.json").read_arrays("halves.npz")
+    return Halves(*(Split(arrays[f"{half}_member"], arrays[f"{half}_heldout"]) for half in HALVES))
 
 
 def score_half(
@@ -118,7 +124,7 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     witness = [job for job in _jobs(directory, "witness") if job.label not in asked]
     frozen = _calibrate_each(directory, _jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q")))
     contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
-    write_json(directory / "calibration.json", contents)
+    write_sealed(directory / "calibration.json", contents, ["run.json", "halves.npz", MANIFESTS["calibration"]])
     return frozen
 
 
@@ -197,6 +203,7 @@ def evaluation(
     identity = table.manifest["identity"]
     check = model_check.read_check(directory, identity["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
+    unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
     return {
         "schema_version": SCHEMA_VERSION,
         "results": rows,
@@ -210,7 +217,7 @@ def evaluation(
         "queries_made": calibration.queries_made + table.queries_made + (check.queries if check else 0),
         "model_check": None if check is None else check.to_json(),
         "direction": read_direction(directory).to_json(),
-        "warnings": warnings if excluded else [],
+        "warnings": (warnings if excluded else []) + unsealed,
     }
 
 
@@ -306,15 +313,29 @@ def _finite(tau: float) -> float | None:
     return tau if np.isfinite(tau) else None
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """A file of the run; if it is not there, the error says which stage comes first."""
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON file of the run, without its digests.
+
+    Raises:
+      ValueError: if it, or a file whose digest it holds, is damaged or missing; if it was never written, the error says
+        which stage comes first.
+    """
+    return _read_sealed(path).check().contents
+
+
+def _read_sealed(path: pathlib.Path) -> digests.Sealed:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return digests.read(path)
     except FileNotFoundError:
         before = {"run.json": "start a run", "calibration.json": "calibrate"}.get(path.name, "run the stage before")
         raise ValueError(f"no {path}: {before} first") from None
 
 
 def write_json(path: pathlib.Path, contents: Any) -> None:
-    """Write a file of the run, completely or not at all."""
+    """Write a file of the run that can be made again, completely or not at all."""
     score_table.write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
+
+
+def write_sealed(path: pathlib.Path, contents: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Write a file of the run with its digest and those of the files beside it that it goes with."""
+    score_table.write_atomically(path, digests.seal(contents, digests.digests_of(path.parent, files)))

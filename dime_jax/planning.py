@@ -179,6 +179,19 @@ def witness_jobs(jobs: Sequence[Job]) -> list[Job]:
     return [Job(witness, {"t": t, "gamma": gamma, "q": 1}) for t in times]
 
 
+def check_tiers(attacks: Iterable[str] | None, tiers: Sequence[int] | None) -> None:
+    """Require query tiers that a user names to be ones that some of the attacks have."""
+    known = sorted({tier for name in attacks or attack_names() for tier in get_attack(name).tiers})
+    unknown = [tier for tier in tiers or () if known and tier not in known]
+    if unknown:
+        raise ValueError(f"expected query tiers among {', '.join(map(str, known))}, got {unknown[0]}")
+
+
+def row_labels(jobs: Iterable[Job]) -> list[str]:
+    """The names "attack@queries" that rows of results may have after these jobs; of SecMI, only one of its own will."""
+    return list(dict.fromkeys(job.label for job in jobs))
+
+
 def _replaced(grid: Sequence[Setting], settings: Sequence[Setting] | None) -> list[Setting]:
     """The grid with some parameters replaced, without repeats."""
     changed = [

@@ -7,16 +7,21 @@ import rich.console
 import rich.progress
 
 PLAIN_SECONDS = 10.0
+_MEASURED_SECONDS = 1.0  # before an estimate is given
+COMPILING = "compiling"
 
 
 class Progress:
     """Progress of `total` queries, as a context manager. Lines go to standard error.
+
+    There is no rate and no time left before `compiled` is called: compilation would make both wrong by far.
 
     Args:
       total: queries to make.
       silent: show nothing, for all processes but the first.
       clock: seconds, for tests.
       unit: what is counted, if not queries.
+      on_rate: called once with the measured seconds per query, unless silent.
     """
 
     def __init__(
@@ -25,10 +30,13 @@ class Progress:
         silent: bool = False,
         clock: Callable[[], float] = time.monotonic,
         unit: str = "queries",
+        on_rate: Callable[[float], None] | None = None,
     ):
         self._total, self._silent, self._clock, self._unit = total, silent, clock, unit
         self._console = rich.console.Console(stderr=True, soft_wrap=True, highlight=False)
-        self._done, self._start, self._shown = 0, clock(), clock()
+        self._on_rate = on_rate
+        self._done, self._shown = 0, clock()
+        self._start: float | None = None  # of what runs at full speed
         self._measured_from, self._estimate_due = 0, False
         self._bar: rich.progress.Progress | None = None
 
@@ -37,12 +45,11 @@ class Progress:
             columns = (
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn(f"{{task.fields[rate]}} {self._unit}/s"),
-                rich.progress.TimeRemainingColumn(),
+                rich.progress.TextColumn("{task.fields[pace]}"),
                 rich.progress.TextColumn("{task.description}"),
             )
             self._bar = rich.progress.Progress(*columns, console=self._console)
-            self._task = self._bar.add_task("", total=self._total, rate="…")
+            self._task = self._bar.add_task("", total=self._total, pace=COMPILING)
             self._bar.start()
         return self
 
@@ -59,23 +66,42 @@ class Progress:
         """What comes now runs at full speed: measure the rate from here, and say once how long all will take."""
         self._start, self._measured_from, self._estimate_due = self._clock(), self._done, True
 
-    def advance(self, queries: int, what: str) -> None:
-        """So many more were done, in the setting `what`."""
+    def advance(self, queries: int, what: str, measured: bool = True) -> None:
+        """So many more were done, in the setting `what`.
+
+        If they took longer than such work will (not `measured`), the measurement begins anew after them.
+        """
         now = self._clock()
         self._done += queries
-        rate = (self._done - self._measured_from) / max(now - self._start, 1e-9)
-        left = _duration((self._total - self._done) / rate)
-        if self._estimate_due:
+        if not measured and self._start is not None:
+            self._start, self._measured_from = now, self._done
+        seconds = self._seconds_per_query(now)
+        pace = self._pace(seconds)
+        if seconds is not None and self._estimate_due and now - (self._start or 0) >= _MEASURED_SECONDS:
             self._estimate_due = False
-            self.say(f"measured {rate:,.0f} {self._unit}/s: about {left} to go")
+            self.say(f"measured {pace}")
+            if self._on_rate is not None and not self._silent:
+                self._on_rate(seconds)
         if self._bar is not None:
-            self._bar.update(self._task, advance=queries, description=what, rate=f"{rate:,.0f}")
+            self._bar.update(self._task, advance=queries, description=what, pace=pace)
         elif now - self._shown >= PLAIN_SECONDS or self._done == self._total:
             self._shown = now
-            self.say(f"{self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s, {left} left, {what}")
+            self.say(f"{self._done:,} of {self._total:,} {self._unit}, {pace}, {what}")
+
+    def _seconds_per_query(self, now: float) -> float | None:
+        """None as long as nothing was done at full speed."""
+        done = self._done - self._measured_from
+        return None if self._start is None or not done else max(now - self._start, 1e-9) / done
+
+    def _pace(self, seconds: float | None) -> str:
+        if seconds is None:
+            return COMPILING if self._start is None else "not measured yet"
+        rate = f"{1 / seconds:,.0f} {self._unit}/s" if seconds < 0.5 else f"{seconds:.1f} s for each"
+        return f"{rate}, {duration((self._total - self._done) * seconds)} left"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,13 +1,18 @@
 """The ledger of queries: one number on disk for every query, written before it is asked.
 
-So what a run has spent is known exactly after it was killed, and a budget holds across resumes.
+So what a run has spent is known exactly after it was killed, and a budget holds across resumes. Damage gives no budget
+back: with every shard of the score table the state of the ledger is noted, and a ledger that does not begin as it did
+then is refused (`check`). What was entered after the last shard before a kill is only checked to be about known images.
 """
 
+import hashlib
 import os
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
+
+from dime_jax.digests import Damaged
 
 _ENTRY = np.dtype("<i4")
 
@@ -27,6 +32,13 @@ class LedgerUnwritable(OSError):
     """A query could not be entered, so it was not asked."""
 
 
+class State(NamedTuple):
+    """How many queries a ledger holds, and the digest of these."""
+
+    queries: int
+    queries_digest: str
+
+
 class Ledger:
     """The queries of one process of a run, appended to `queries-PROCESS.bin` as positions in the source.
 
@@ -41,10 +53,11 @@ class Ledger:
     def __init__(
         self, directory: pathlib.Path, process: int, images: int, allowance: int | None, per_image: int | None
     ):
-        self._path = directory / f"queries-{process}.bin"
+        self._path = ledger_path(directory, process)
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (lives as long as the run)
         whole = self._path.stat().st_size // _ENTRY.itemsize * _ENTRY.itemsize
         os.truncate(self._path, whole)  # a full disk may have cut the last entry
+        self._entered, self._hash = whole // _ENTRY.itemsize, _hash(self._path.read_bytes())
         self._spent = spent_per_image(directory, images)
         self._allowance = allowance
         self._per_image = per_image
@@ -59,32 +72,67 @@ class Ledger:
             )
         if self._per_image is not None and np.any(self._spent[index] >= self._per_image):
             raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
-        entry = np.asarray(index, _ENTRY).tobytes()
+        left = entry = np.asarray(index, _ENTRY).tobytes()
         try:
-            while entry:
-                entry = entry[self._file.write(entry) :]
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             raise LedgerUnwritable(error.errno, f"cannot write: {error.strerror}", str(self._path)) from None
+        self._hash.update(entry)
+        self._entered += len(index)
         self._spent[index] += 1
         self.debited += len(index)
+
+    @property
+    def state(self) -> State:
+        """What was entered so far, by this process and earlier ones of its number."""
+        return State(self._entered, self._hash.hexdigest())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
+def ledger_path(directory: pathlib.Path, process: int | str) -> pathlib.Path:
+    """The ledger of one process."""
+    return directory / f"queries-{process}.bin"
+
+
+def ledgers(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The ledgers of all processes."""
+    return sorted(directory.glob("queries-*.bin"))
+
+
+def check(path: pathlib.Path, noted: State, images: int) -> None:
+    """Require that a ledger begins with what was noted, and is about images of the source.
+
+    Raises:
+      Damaged: naming the ledger.
+    """
+    entries = _read(path) if path.exists() else np.zeros(0, _ENTRY)
+    if len(entries) < noted.queries:
+        raise Damaged(f"{path} is damaged: it holds {len(entries):,} queries, and {noted.queries:,} were made")
+    if _hash(entries[: noted.queries].tobytes()).hexdigest() != noted.queries_digest:
+        raise Damaged(f"{path} is damaged or of another run: its queries are not those that were made")
+    if np.any((entries < 0) | (entries >= images)):
+        raise Damaged(f"{path} is damaged: it holds queries about images that there are not")
+
+
 def spent_per_image(directory: pathlib.Path, images: int) -> np.ndarray:
     """Queries made so far about each image of the source [images], by every process and resume."""
-    files = [_read(path) for path in sorted(directory.glob("queries-*.bin"))]
+    files = [_read(path) for path in ledgers(directory)]
     return np.bincount(np.concatenate(files), minlength=images) if files else np.zeros(images, np.int64)
 
 
 def queries_made(directory: pathlib.Path) -> int:
     """All queries made so far."""
-    return sum(path.stat().st_size // _ENTRY.itemsize for path in directory.glob("queries-*.bin"))
+    return sum(path.stat().st_size // _ENTRY.itemsize for path in ledgers(directory))
+
+
+def _hash(content: bytes) -> "hashlib.blake2b":
+    return hashlib.blake2b(content, digest_size=16)
 
 
 def _read(path: pathlib.Path) -> np.ndarray:
-    with open(path, "rb") as file:
-        content = file.read()
+    content = path.read_bytes()
     return np.frombuffer(content[: len(content) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)

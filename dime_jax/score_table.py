@@ -3,6 +3,7 @@
     TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
     TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
     TABLE/shards/*.parquet     rows of the run so far
+    TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/queries-*.bin        every query made (see `query_ledger`)
     TABLE/lock                 held by the run that writes
@@ -10,13 +11,15 @@
 One row per (image, unit of the plan): unit, index, id, status and the unit's readings as float32, named in the
 manifest. Readings are per probe, so every query tier, γ and angle follows from the table. Complete tables of the same
 run are equal to the byte, however often it was killed, at the same micro-batch.
+
+The manifest holds digests of the schedule and, once it is complete, of the table and the ledgers; each process's list
+those of its shards (see `digests`). All are checked before the Parquet reader, which may crash on damage, is used.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import io
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dime_jax import query_ledger
+from dime_jax import digests, query_ledger
+from dime_jax.digests import Damaged, Sealed
 from dime_jax.planning import Job, Plan
 from dime_jax.schedule import NoiseSchedule
 
@@ -43,6 +47,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _SECONDS = b"seconds"
+_SCORES, _SCHEDULE = "scores.parquet", "schedule.npz"
 
 
 class Rows(NamedTuple):
@@ -117,43 +122,49 @@ def open_manifest(
     path = directory / "manifest.json"
     fields = {field.name: np.asarray(getattr(schedule, field.name)) for field in dataclasses.fields(schedule)}
     if path.exists():
-        manifest = read_manifest(directory)
-        _check_same(directory, manifest["identity"], identity)
-        with np.load(directory / "schedule.npz", allow_pickle=False) as there:
-            if not all(np.array_equal(there[name], table) for name, table in fields.items()):
-                raise ValueError(f"cannot continue the score table {directory}: the model's noise schedule has changed")
-        return manifest
+        sealed = _open(directory).check()
+        _check_same(directory, sealed.contents["identity"], identity)
+        there = sealed.read_arrays(_SCHEDULE)
+        if not all(np.array_equal(there[name], table) for name, table in fields.items()):
+            raise ValueError(f"cannot continue the score table {directory}: the model's noise schedule has changed")
+        _drop_unfinished(sealed)
+        return sealed.contents
+    evidence = [*directory.glob(_SCORES), *_shards(directory), *query_ledger.ledgers(directory)]
+    if evidence:
+        raise Damaged(f"{path} is missing, and {evidence[0].name} goes with it")
     tables = io.BytesIO()
     np.savez(tables, allow_pickle=False, **fields)
-    write_atomically(directory / "schedule.npz", tables.getvalue())
+    write_atomically(directory / _SCHEDULE, tables.getvalue())
     manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}
-    write_manifest(directory, manifest)
+    write_atomically(path, digests.seal(manifest, digests.digests_of(directory, [_SCHEDULE])))
     return manifest
 
 
 def write_manifest(directory: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the manifest."""
-    write_atomically(directory / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    """Replace what the manifest says; the digests in it stay."""
+    write_atomically(directory / "manifest.json", digests.seal(manifest, _open(directory).digests))
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
     """The manifest of a score table."""
+    return _open(directory).contents
+
+
+def _open(directory: pathlib.Path) -> Sealed:
     path = directory / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        sealed = digests.read(path)
     except FileNotFoundError:
         raise ValueError(f"{directory} is not a score table: no manifest.json in it") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(manifest, dict) or (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+    if (sealed.contents.get("format"), sealed.contents.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"{path}: expected format {FORMAT!r}, version {VERSION}")
-    return manifest
+    return sealed
 
 
 class ShardWriter:
     """Collects rows and writes them as shards; one writer per process.
 
-    Shards of one process are numbered on from those that are there.
+    Shards of one process are numbered on from those that are there. A shard counts once the process's list names it.
     """
 
     def __init__(self, directory: pathlib.Path, process: int):
@@ -163,25 +174,44 @@ class ShardWriter:
             (int(p.stem.split("-")[1]) for p in self._shards.glob(f"{process}-*.parquet")), default=-1
         )
         self._rows: list[Rows] = []
+        self._list = self._shards / f"{process}.json"
+        self._finished = dict(_read_list(self._list).digests or {}) if self._list.exists() else {}
+        self._written = b""
 
     def add(self, rows: Rows) -> None:
         """Keep rows for the next shard."""
         self._rows.append(rows)
 
-    def flush(self, seconds: float) -> None:
-        """Write the rows collected so far as one shard, and with it how long they took."""
-        if not self._rows:
-            return
-        table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
-        table = table.replace_schema_metadata({_SECONDS: repr(seconds)})
-        write_atomically(self._shards / f"{self._process}-{self._number:06d}.parquet", _encode(table))
-        self._number += 1
-        self._rows = []
+    def flush(self, seconds: float, ledger: query_ledger.State) -> None:
+        """Write the rows collected so far, if any, as one shard, and note it and the state of the ledger in the list.
+
+        Args:
+          seconds: how long the rows took.
+          ledger: of this process; before its first query too, so that no ledger is without a list.
+        """
+        if self._rows:
+            table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
+            content = _encode(table.replace_schema_metadata({_SECONDS: repr(seconds)}))
+            name = f"{self._process}-{self._number:06d}.parquet"
+            write_atomically(self._shards / name, content)
+            self._finished[name] = digests.digest(content)
+            self._number += 1
+            self._rows = []
+        sealed = digests.seal(ledger._asdict(), self._finished)
+        if sealed != self._written:
+            write_atomically(self._list, sealed)
+            self._written = sealed
 
 
 def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
-    """Which rows are on disk: the status [units, images] of each, -1 where there is none."""
-    table = _read_rows(directory)
+    """Which rows are on disk: the status [units, images] of each, -1 where there is none.
+
+    Raises:
+      Damaged: naming it, if anything of the table on disk is not what was written, the ledgers included.
+    """
+    sealed = _open(directory).check()
+    _check_ledgers(sealed, images)
+    table = _read_rows(sealed)
     status = np.full((units, images), -1, np.int8)
     status[_column(table, "unit"), _column(table, "index")] = _column(table, "status")
     return status
@@ -193,18 +223,20 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
     Raises:
       ValueError: if a row is missing or there twice.
     """
-    target = directory / "scores.parquet"
-    if not target.exists():
-        table = _read_rows(directory)
+    sealed = _open(directory)
+    if not _is_complete(sealed):
+        table = _read_rows(sealed)
         place = np.full(int(index.max()) + 1, -1, np.int64)
         place[index] = np.arange(len(index))
         order = _column(table, "unit") * len(index) + place[_column(table, "index")]
         if not np.array_equal(np.sort(order), np.arange(units * len(index))):
             raise ValueError(f"{directory}: expected {units * len(index)} rows, each once, got {len(order)}")
-        seconds = sum(_seconds(path) for path in _shards(directory))
-        write_manifest(directory, {**read_manifest(directory), "seconds": seconds})
-        write_atomically(target, _encode(table.take(np.argsort(order)).replace_schema_metadata(None)))
-    for path in _shards(directory):  # also those that a kill left behind after the table was complete
+        seconds = sum(_seconds(content) for content in _finished_shards(sealed).values())
+        write_atomically(directory / _SCORES, _encode(table.take(np.argsort(order)).replace_schema_metadata(None)))
+        names = [_SCHEDULE, _SCORES, *(path.name for path in query_ledger.ledgers(directory))]
+        manifest = {**sealed.contents, "seconds": seconds}
+        write_atomically(sealed.path, digests.seal(manifest, digests.digests_of(directory, names)))
+    for path in (*_shards(directory), *_lists(directory)):  # also those that a kill left behind
         path.unlink()
 
 
@@ -233,8 +265,7 @@ class ScoreTable:
     @property
     def schedule(self) -> NoiseSchedule:
         """The model's noise schedule."""
-        with np.load(self.directory / "schedule.npz", allow_pickle=False) as tables:
-            return NoiseSchedule(**tables)
+        return NoiseSchedule(**_open(self.directory).read_arrays(_SCHEDULE))  # type: ignore[arg-type]
 
     @property
     def seconds_per_query(self) -> float:
@@ -253,13 +284,16 @@ class ScoreTable:
 
 
 def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
-    """Open a complete score table."""
+    """Open a complete score table.
+
+    Raises:
+      ValueError: if it is not complete, or a file of it is damaged or missing, naming that.
+    """
     directory = pathlib.Path(directory)
-    manifest = read_manifest(directory)
-    path = directory / "scores.parquet"
-    if not path.exists():
+    sealed = _open(directory).check()
+    if not _is_complete(sealed):
         raise ValueError(f"{directory} is not complete: run the scoring again to finish it")
-    table = _read_parquet(path)
+    manifest, table = sealed.contents, _read_rows(sealed)
     units = manifest["identity"]["settings"]
     shape = (len(units), -1)
     status = _column(table, "status").reshape(shape)
@@ -317,26 +351,82 @@ def _encode(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
+def _is_complete(sealed: Sealed) -> bool:
+    """Whether all rows are in scores.parquet; one that is there unnamed was cut short by a kill, and is made again."""
+    if sealed.digests is None:
+        return (sealed.path.parent / _SCORES).exists()
+    return _SCORES in sealed.digests
+
+
 def _shards(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted((directory / "shards").glob("*.parquet"))
 
 
-def _read_rows(directory: pathlib.Path) -> pa.Table:
-    complete = directory / "scores.parquet"
-    tables = [_read_parquet(path) for path in ([complete] if complete.exists() else _shards(directory))]
+def _lists(directory: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((directory / "shards").glob("*.json"))
+
+
+def _read_list(path: pathlib.Path) -> Sealed:
+    sealed = digests.read(path)
+    if sealed.digests is None:
+        raise Damaged(f"{path} is damaged: it holds no digests")
+    return sealed
+
+
+def _drop_unfinished(sealed: Sealed) -> None:
+    """Remove shards that a kill kept from being noted; their rows are asked for again."""
+    if sealed.digests is not None and not _is_complete(sealed):
+        _check_lists(sealed)
+        finished = _finished_shards(sealed)
+        for path in _shards(sealed.path.parent):
+            if path.name not in finished:
+                path.unlink()
+
+
+def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
+    """The shards that count, by name, checked. In a table without digests also those that no list names."""
+    directory = sealed.path.parent
+    shards = {name: one.read(name) for one in map(_read_list, _lists(directory)) for name in one.digests or {}}
+    if sealed.digests is None:
+        shards |= {path.name: path.read_bytes() for path in _shards(directory) if path.name not in shards}
+    return shards
+
+
+def _check_lists(sealed: Sealed) -> None:
+    """Require a list of every process that has written a shard or made a query."""
+    directory = sealed.path.parent
+    writers = {path.stem.partition("-")[0] for path in _shards(directory)}
+    writers |= {path.stem.partition("-")[2] for path in query_ledger.ledgers(directory) if path.stat().st_size}
+    missing = sorted(writers - {path.stem for path in _lists(directory)})
+    if missing:
+        raise Damaged(f"{directory / 'shards' / missing[0]}.json is missing, and shards and queries go with it")
+
+
+def _check_ledgers(sealed: Sealed, images: int) -> None:
+    """Require that the ledgers begin with what the processes' lists say, and are about images of the source."""
+    directory, complete = sealed.path.parent, _is_complete(sealed)
+    noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
+    for path in [] if complete else _lists(directory):
+        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**_read_list(path).contents)
+    for ledger, state in noted.items():
+        query_ledger.check(ledger, state, images)
+
+
+def _read_rows(sealed: Sealed) -> pa.Table:
+    shards = {_SCORES: sealed.read(_SCORES)} if _is_complete(sealed) else _finished_shards(sealed)
+    tables = [_read_parquet(sealed.path.parent / name, content) for name, content in shards.items()]
     return pa.concat_tables([_SCHEMA.empty_table(), *tables])
 
 
-def _read_parquet(path: pathlib.Path) -> pa.Table:
+def _read_parquet(path: pathlib.Path, content: bytes) -> pa.Table:
     try:
-        return pq.read_table(io.BytesIO(path.read_bytes()), schema=_SCHEMA).replace_schema_metadata(None)
+        return pq.read_table(io.BytesIO(content), schema=_SCHEMA).replace_schema_metadata(None)
     except pa.ArrowException as error:
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
 
 
-def _seconds(path: pathlib.Path) -> float:
-    metadata = pq.read_schema(io.BytesIO(path.read_bytes())).metadata
-    return float(metadata[_SECONDS])
+def _seconds(content: bytes) -> float:
+    return float(pq.read_schema(io.BytesIO(content)).metadata[_SECONDS])
 
 
 def _column(table: pa.Table, name: str) -> np.ndarray:

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import tenacity
 
-from dime_jax import _validate, data, draws, score_table
+from dime_jax import _validate, data, digests, draws, score_table
 from dime_jax.attacks.calls import Answer, Call, Scaled
 from dime_jax.attacks.recipes import start_from, walk_trees
 from dime_jax.data.batches import refuse_too_many
@@ -79,6 +79,7 @@ class Options:
       shard_seconds: work between two shards, of which a kill costs at most one.
       devices: local devices to use; all if None.
       silent: show no progress.
+      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
     """
 
     micro_batch: int | None = None
@@ -87,6 +88,14 @@ class Options:
     shard_seconds: float = 30.0
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
+    on_rate: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None:
+            _validate.check_at_least(self.micro_batch, 1, "micro_batch")
+        for name, bound in self.budget._asdict().items():
+            if bound is not None:
+                _validate.check_at_least(bound, 0, f"budget {name}")
 
 
 def score(
@@ -133,7 +142,6 @@ def score(
             if first:
                 stack.enter_context(score_table.locked(directory))
                 micro_batch = options.micro_batch or default_micro_batch(denoiser.image_shape, devices[0].platform)
-                _validate.check_at_least(micro_batch, 1, "micro_batch")
                 identity = score_table.identity(
                     plan,
                     model=denoiser.fingerprint,
@@ -255,9 +263,12 @@ class _Run:
         self.cost = np.array([unit.queries for unit in plan.units])
         allowance = self._allowance(index, processes)
         self.writer = ShardWriter(directory, process)
-        self.progress = Progress(self._planned(self.mine), silent=options.silent or process > 0)
+        silent = options.silent or process > 0
+        self.progress = Progress(self._planned(self.mine), silent, on_rate=options.on_rate)
         self.ledger = Ledger(directory, process, len(source), allowance, options.budget.per_image)
         self.last_flush = time.monotonic()
+        self.kinds: set[type[Call]] = set()  # asked in Python so far
+        self.first_of_kind = False
         self.key = jax.random.key(seed)
         self.sharding = _data_sharding(denoiser, devices)
         everywhere = self.sharding and jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec())
@@ -269,10 +280,13 @@ class _Run:
 
     def finish(self) -> None:
         """Score what is missing among this process's images."""
+        for warning in digests.warn_of_unsealed(self.directory, ["manifest.json"]):
+            self.progress.say(f"warning: {warning}")
         if not len(self.mine):
             self.ledger.close()
             return
         with self.progress, jax.default_matmul_precision(PRECISION), contextlib.closing(self.ledger):
+            self._flush()
             self.progress.say(self.plan.describe(self.num_images))
             while True:
                 try:
@@ -288,20 +302,25 @@ class _Run:
 
     def _score_missing(self) -> None:
         under_way: collections.deque[tuple[int, _Batch, dict[Call, dict[str, Any]]]] = collections.deque()
+        # A plain function has answered when it returns, and does not compile.
+        most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if self.denoiser.traceable else (0, 0)
+
+        def store(leave: int) -> None:
+            while len(under_way) > leave:
+                self._store(*under_way.popleft())
+
         try:
             for number, (units, batch) in enumerate(self._batches()):
-                if number == 1:
+                if number == first_measured:
+                    store(leave=0)
                     self.progress.compiled()
                 for unit in units:
                     under_way.append((unit, batch, self._ask_unit(self.plan.units[unit], batch)))
-                    if len(under_way) > _UNITS_UNDER_WAY:
-                        self._store(*under_way.popleft())
-            while under_way:
-                self._store(*under_way.popleft())
+                    store(leave=most_under_way)
+            store(leave=0)
         except Exception:
             with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError, OSError):  # the first error is raised
-                while under_way:
-                    self._store(*under_way.popleft())
+                store(leave=0)
             raise
         finally:  # also when interrupted
             with contextlib.suppress(OSError) if sys.exc_info()[0] else contextlib.nullcontext():
@@ -337,6 +356,8 @@ class _Run:
 
     def _ask_in_python(self, call: Call, given: Any, batch: _Batch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
+        self.first_of_kind |= type(call) not in self.kinds
+        self.kinds.add(type(call))
         x, draw_ids, label = batch.usable_part()
         eps_fn = self._patient_eps_fn(label, batch.index[batch.usable])
         batch_draws = draws.Draws(self.key, draw_ids)
@@ -367,7 +388,9 @@ class _Run:
             Rows(number, rows, [batch.ids[i] for i in np.flatnonzero(real)], status[real], readings[:, real])
         )
         self.status[number, rows] = status[real]
-        self.progress.advance(unit.queries * int(batch.usable.sum()), unit.name)
+        # The first call of a kind compiles what the attack does around the model.
+        self.progress.advance(unit.queries * int(batch.usable.sum()), unit.name, measured=not self.first_of_kind)
+        self.first_of_kind = False
         if time.monotonic() - self.last_flush >= self.options.shard_seconds:
             self._flush()
         if np.any(status[real] != OK):
@@ -375,7 +398,7 @@ class _Run:
 
     def _flush(self) -> None:
         now = time.monotonic()
-        self.writer.flush(now - self.last_flush)
+        self.writer.flush(now - self.last_flush, self.ledger.state)
         self.last_flush = now
 
     def _check_flagged(self) -> None:
@@ -399,14 +422,15 @@ class _Run:
         total, per_image = self.options.budget
         if per_image is not None:
             spent = spent_per_image(self.directory, self.status.shape[1])[index]
-            most = int(np.max(spent + self.cost @ (self.status[:, index] < 0)))
+            needed = self.cost @ (self.status[:, index] < 0)
+            most = int(np.max(np.where(needed > 0, spent + needed, 0)))
             if most > per_image:
                 raise BudgetExceeded(f"expected at most {per_image} queries per image, the plan takes {most}")
         if total is None:
             return None
-        planned, left = self._planned(index), total - queries_made(self.directory)
+        planned, left = self._planned(index), max(0, total - queries_made(self.directory))
         if planned > left:
-            raise BudgetExceeded(f"expected a plan within the {left:,} queries left of {total:,}, it takes {planned:,}")
+            raise BudgetExceeded(f"this needs {planned:,} queries, and the budget of {total:,} has {left:,} left")
         return self._planned(self.mine) + (left - planned) // processes
 
 

@@ -144,11 +144,49 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
         (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
         (["audit", "--model", "missing"], "no model directory 'missing'"),
         (["audit", "--level", "2"], "expected 0 < level < 1, got level=2.0"),
-        (["report", "."], "holds no audit: no audit.json in it"),
+        (["report", "."], "holds no audit and no comparison: no audit.json or compare.json in it"),
         (["compare", "--before", "a", "--after", "b"], "expected candidates"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+AUDIT = ["audit", "--model", "missing"]
+COMPARE = ["compare", "--before", "missing", "--after", "gone", "--heldout", "no images", "--candidates", "none"]
+SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--heldout", "none"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*AUDIT, "--fail-if", "dime@11.auc.low"], "expected a condition such as 'dime@11.auc.low > 0.6'"),
+        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "no 'dime@7' for the condition 'dime@7.auc.low > 0': the rows "),
+        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, pia_l2@2"),
+        ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers
+        ([*AUDIT, "--heldout", "b", "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
+        ([*AUDIT, "--decide_with", "dime"], "unknown attack 'dime' to decide with; expected one of loss@1"),
+        ([*AUDIT, "--attacks", "dimes"], "unknown attack 'dimes'; expected one of loss"),
+        ([*AUDIT, "--queries", "1", "7"], "expected query tiers among 1, 5, 10, 15, 30, got 7"),
+        ([*AUDIT, "--micro_batch", "0"], "expected micro_batch=0 >= 1"),
+        ([*COMPARE, "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
+        ([*COMPARE, "--decide_with", "dime@11"], "to decide with; expected one of dime_theory@11"),
+        ([*COMPARE, "--micro_batch", "0"], "expected micro_batch=0 >= 1"),
+        ([*SCORE, "--attacks", "dimes"], "unknown attack 'dimes'"),
+        ([*SCORE, "--queries", "7"], "expected query tiers among 1, 5, 10, 15, 30, got 7"),
+        ([*SCORE, "--micro_batch", "0"], "expected micro_batch=0 >= 1"),
+        (["evaluate", "missing", "--fail-if", "dime@11.auc.low >"], "expected a condition such as"),
+        (["report", "missing", "--fail-if", "dime@11.auc.low > x"], "expected a number on the right"),
+    ],
+)
+def test_what_is_asked_for_is_checked_before_any_model_or_image_is_opened(
+    tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err

@@ -75,7 +75,7 @@ class Attack:
       citation: where it comes from.
       run: (eps_fn, schedule, x, draws, setting) -> terms [columns, B]: one column, the score; or two, B̂² and V̂.
       queries: model calls per image at a setting.
-      grids: the settings that calibration chooses from, by profile ("paper", "quick").
+      grids: the settings that calibration chooses from, by profile ("paper", "quick", "light").
       tiers: query tiers; each is reported on its own, as the setting's "q". Empty for attacks of fixed cost.
       angles: for two-column attacks, the candidate angles φ at a setting; None for one column.
       standardize: whether the two columns are standardised with calibration statistics before they are combined.

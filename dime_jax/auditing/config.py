@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dime_jax import _validate, scoring
-from dime_jax.attacks import Setting
+from dime_jax import _validate, planning, scoring
+from dime_jax.attacks import Setting, get_attack
 from dime_jax.data import Source
 from dime_jax.denoiser import Denoiser
 
@@ -21,6 +21,7 @@ class Profile(NamedTuple):
     calibration_size: int | None
     test_size: int | None
     queries: tuple[int, ...] | None
+    every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
     def replaced(self, calibration_size: int | None, test_size: int | None, queries: Sequence[int] | None) -> "Profile":
         """The same with what is given in place of its own."""
@@ -28,11 +29,16 @@ class Profile(NamedTuple):
             self.calibration_size if calibration_size is None else calibration_size,
             self.test_size if test_size is None else test_size,
             self.queries if queries is None else tuple(queries),
+            self.every_heldout,
         )
 
 
 # A tier of 5 central pairs costs 10 queries, as the other attacks' tier of 10.
-PROFILES = {"quick": Profile(150, 300, (1, 5, 10)), "paper": Profile(500, None, None)}
+PROFILES = {
+    "light": Profile(60, 100, (1,), every_heldout=False),
+    "quick": Profile(150, 300, (1, 5, 10)),
+    "paper": Profile(500, None, None),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +62,7 @@ class AuditConfig:
         Candidates go by their ids, others by "members/ID" and "heldout/ID".
       attacks: names in the registry; all if None.
       queries: query tiers; those of the profile if None.
-      profile: "quick" or "paper": grid, sizes and tiers.
+      profile: "quick", "paper", or "light" for slow models: grid, sizes and tiers.
       grid: parameters that replace the grid's, such as [{"t": 70}].
       calibration_size: at most so many images per class choose the settings; as the profile says if None.
       test_size: at most so many images per class are tested.
@@ -108,6 +114,14 @@ class AuditConfig:
             raise ValueError("expected images and split together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("expected either members and heldout, or images and split")
+        _validate.check_at_least(self.timestep, 0, "timestep")
+        _validate.check_positive(self.gamma, "gamma")
+        _validate.check_at_least(self.queries or 1, 1, "queries")
+        if self.members_known:
+            planning.check_tiers(self.attacks, self.queries)
+        labels = self.row_labels()
+        if self.decide_with is not None and self.decide_with not in labels:
+            raise ValueError(f"unknown attack {self.decide_with!r} to decide with; expected one of {', '.join(labels)}")
 
     @property
     def directory(self) -> pathlib.Path:
@@ -117,6 +131,28 @@ class AuditConfig:
     def sizes(self) -> Profile:
         """Sizes and tiers: what was asked for, or the profile's."""
         return PROFILES[self.profile].replaced(self.calibration_size, self.test_size, self.queries)
+
+    @property
+    def members_known(self) -> bool:
+        """Whether there are members to calibrate with: named, or those of the shipped example."""
+        return self.members is not None or self.images is not None or self.heldout is None
+
+    def jobs(self) -> list[planning.Job]:
+        """Every attack and setting to choose from; without known members, the only one."""
+        if self.members_known:
+            return planning.grid_jobs(self.attacks, self.profile, self.sizes().queries, self.grid)
+        for name in self.attacks or ():
+            get_attack(name)
+        return [planning.Job(get_attack("dime_theory"), self.theory_setting())]
+
+    def row_labels(self) -> list[str]:
+        """The names "attack@queries" of what may decide about candidates."""
+        return planning.row_labels(self.jobs())
+
+    def result_labels(self) -> list[str]:
+        """The names of the rows that results.json will have: the witness of direction is one."""
+        jobs = self.jobs()
+        return planning.row_labels([*jobs, *planning.witness_jobs(jobs)]) if self.members_known else []
 
     def theory_setting(self) -> Setting:
         """DIME's setting without known members."""

@@ -4,6 +4,8 @@ COMPARE/compare.json, compare.npz    what was compared, and what came out
 COMPARE/run.json ... calibration/    with known members: how the attack was calibrated, on the model before
 COMPARE/before/, COMPARE/after/      score tables of held-out images and candidates under each model
 COMPARE/candidates.csv, report.html, figures/
+
+compare.json holds the digests of the others, those of score tables by their manifests (see `digests`).
 """
 
 import io
@@ -14,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dime_jax import evidence, model_check, pipeline, score_table, scoring
+from dime_jax import digests, evidence, model_check, pipeline, score_table, scoring
+from dime_jax._csv import write_csv
 from dime_jax.attacks import Setting
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
@@ -87,6 +90,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
         "image_warnings": images.warnings,
         "environment": environment(),
     }
+    (config.directory / "compare.json").unlink(missing_ok=True)  # a kill must not leave the old one with new arrays
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
@@ -131,10 +135,13 @@ def _choose(config: AuditConfig, before: Denoiser, images: AuditImages) -> tuple
 
 def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     tables = {name: score_table.read_table(directory / name) for name in MODELS}
+    manifests = [f"{name}/manifest.json" for name in MODELS]
+    files, unsealed = ["compare.npz", *manifests], digests.warn_of_unsealed(directory, manifests)
+    if not facts["theory_setting"]:
+        files += ["run.json", "halves.npz", "calibration.json", pipeline.MANIFESTS["calibration"]]
     frozen = frozen_attacks(directory, facts["theory_setting"], tables["before"].schedule)
     decider = by_label(frozen, facts["decided_by"])
-    with np.load(directory / "compare.npz", allow_pickle=False) as file:
-        arrays = dict(file)
+    arrays = digests.load_arrays(directory / "compare.npz", (directory / "compare.npz").read_bytes())
     heldout, candidates, groups = arrays["heldout"], arrays["candidates"], arrays["groups"]
     direction = evidence.NOT_CHECKED
     if facts["theory_setting"] is None:
@@ -197,13 +204,13 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         + sum(found.queries for found in checks.values() if found)
         + _calibration_queries(directory, facts),
         "model_check": {name: found and found.to_json() for name, found in checks.items()},
-        "warnings": [*facts["image_warnings"], *left_out, *([] if withheld else check.warnings)],
+        "warnings": [*facts["image_warnings"], *left_out, *([] if withheld else check.warnings), *unsealed],
     }
     results = findings.plain(results)
     results["headline"] = wording.deletion_headline(results)
     rows = findings.plain(rows)
-    findings.write_csv(directory / "candidates.csv", rows)
-    pipeline.write_json(directory / "compare.json", results)
+    write_csv(directory / "candidates.csv", rows)
+    pipeline.write_sealed(directory / "compare.json", results, files)
     return AuditResult(results, directory, html.write_comparison(directory, results, rows))
 
 

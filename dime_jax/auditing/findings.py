@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, metrics, model_check, pipeline, score_table
+from dime_jax import digests, evidence, metrics, model_check, pipeline, score_table
 from dime_jax._csv import write_csv
 from dime_jax.auditing.images import CandidateCopy
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
@@ -61,6 +61,7 @@ def find(record: Record) -> Findings:
     facts, settings = record.facts, record.facts["settings"]
     results = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
     unanswered = _unanswered(record)
+    results["warnings"] += digests.warn_of_unsealed(record.directory, ["audit.json"])
     results["warnings"] += facts["warnings"] + (_dependence(record) if record.members_known else [])
     results["warnings"] += _unanswered_warning(unanswered)
     decider = record.decider
@@ -277,9 +278,9 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     rows = explained_rows(rows, reasons, record.facts, {"verdict": evidence.CANNOT_TELL})
     all_words = [row["verdict"] for row in rows]
-    set_groups = {"groups": groups, "heldout_groups": _heldout_groups(record, table)}
-    seed = record.facts["settings"]["seed"]
-    set_test = evidence.set_test(scores, heldout, seed=seed, level=level, **set_groups)
+    heldout_groups, seed = _heldout_groups(record, table), record.facts["settings"]["seed"]
+    set_test = evidence.set_test(scores, heldout, groups, seed, heldout_groups=heldout_groups, level=level)
+    reverse = evidence.set_test(-scores, -heldout, groups, seed, heldout_groups=heldout_groups, level=level)
     warnings = [] if withheld else [*verdicts.warnings, *set_test.warnings]
     if groups is not None and "groups" not in record.facts["settings"]:
         warnings.append("only near duplicates and known identities are grouped: other images count as independent")
@@ -294,7 +295,8 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         "can_decide": verdicts.can_decide and withheld is None,
         "withheld": withheld,
         "set_test": None if withheld else set_test,
-        "less_like_members": _less_like_members(scores, heldout, seed, **set_groups),
+        # p-value of looking *less* like training images than held-out images do, where that is sure.
+        "less_like_members": reverse.p_value if reverse.p_value <= _SURELY else None,
         "likeness": None
         if likeness is None
         else {"set_p": likeness.set_p, "set_unlike": likeness.set_unlike, "unlike": int(np.sum(likeness.unlike))},
@@ -326,12 +328,6 @@ def _reasons(table: ScoreTable, indices: np.ndarray, comparable: np.ndarray, wit
     status = dict(zip(table.index.tolist(), table.status.tolist()))
     unlike = "as a picture it is unlike the held-out images"
     return [words[status[index]] or ("" if like else unlike) for index, like in zip(indices.tolist(), comparable)]
-
-
-def _less_like_members(scores: np.ndarray, heldout: np.ndarray, seed: int, **groups: np.ndarray | None) -> float | None:
-    """p-value of the candidates looking *less* like training images than held-out images do, where it is below 1 %."""
-    test = evidence.set_test(-scores, -heldout, seed=seed, **groups)
-    return test.p_value if test.p_value <= _SURELY else None
 
 
 def _heldout_groups(record: Record, table: ScoreTable) -> np.ndarray | None:

@@ -2,8 +2,8 @@
 
 import operator
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from dime_jax import model_check
 from dime_jax.evidence import Judgement
@@ -11,15 +11,56 @@ from dime_jax.evidence import Judgement
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*(?P<path>[\w@.]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
 
+# What results.json of an audit and compare.json have at their top, and what every row has.
+AUDIT_KEYS = frozenset(
+    (
+        *("schema_version", "results", "fingerprints", "precision", "seed", "queries_made", "warnings", "headline"),
+        *(
+            "decided_by",
+            "comparisons",
+            "direction",
+            "model_check",
+            "candidates",
+            "blind_baseline",
+            "epsilon_lower_bound",
+            "duplicates",
+        ),
+        *("images", "grid_size", "model", "settings", "environment"),
+    )
+)
+COMPARE_KEYS = frozenset(
+    (
+        *("schema_version", "facts", "verdict", "set_before", "set_after", "change", "p_cutoff", "rule", "flagged"),
+        *("decided_by", "fingerprints", "precision", "seed", "queries_made", "warnings", "headline"),
+        *("withheld", "direction", "likeness", "model_check"),
+    )
+)
+_INTERVAL = {"value": 0.0, "low": 0.0, "high": 0.0}
+ROW = {
+    "attack": "",
+    "setting": {},
+    **dict.fromkeys(("auc", "asr", "tpr_at_1pct_fpr"), _INTERVAL),
+    **dict.fromkeys(("attained_fpr", "false_positives", "queries_per_image", "seconds_per_image"), 0.0),
+    "at_threshold": {"tau": 0.0, "tpr": 0.0, "fpr": 0.0},
+}
 
-def check(condition: str, results: Mapping[str, Any]) -> bool:
-    """Whether a condition holds in results.json.
 
-    A condition is PATH OPERATOR NUMBER, with one of > >= < <=. A path is keys joined by dots; it starts with a key of
-    results.json, or with attack@queries for one row of its `results`.
+class Condition(NamedTuple):
+    """PATH OPERATOR NUMBER."""
+
+    path: str
+    operator: str
+    bound: float
+
+
+def parse(condition: str) -> Condition:
+    """A condition is PATH OPERATOR NUMBER, with one of > >= < <=.
+
+    A path is keys joined by dots; it starts with a key of results.json, or with attack@queries for one row of its
+    `results`.
 
     Raises:
-      ValueError: if it is not of this form, or its path leads to no number.
+      ValueError: if it is not of this form.
     """
     match = _CONDITION.fullmatch(condition)
     if match is None:
@@ -28,7 +69,34 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
         bound = float(match["bound"])
     except ValueError:
         raise ValueError(f"expected a number on the right of {condition!r}, got {match['bound']!r}") from None
-    return _OPERATORS[match["operator"]](_look_up(match["path"], results), bound)
+    return Condition(match["path"], match["operator"], bound)
+
+
+def check(condition: str, results: Mapping[str, Any]) -> bool:
+    """Whether a condition holds in results.json.
+
+    Raises:
+      ValueError: if it is not of the form of `parse`, or its path leads to no number.
+    """
+    path, comparison, bound = parse(condition)
+    return _OPERATORS[comparison](_look_up(path, results), bound)
+
+
+def check_possible(condition: str, keys: Collection[str], rows: Collection[str]) -> None:
+    """Refuse a condition on what results will not have, before anything is computed.
+
+    Args:
+      condition: as for `parse`.
+      keys: at the top of the results; what is below them is not checked.
+      rows: the names attack@queries that rows may have.
+    """
+    path = parse(condition).path
+    first, *rest = path.split(".")
+    if first in rows and rest[:1] != ["setting"]:
+        _look_up(path, {first: ROW})
+    elif first not in rows and first not in keys:
+        there = f"the rows that there will be are {', '.join(rows)}" if rows else "there will be no rows of attacks"
+        raise ValueError(f"the results will have no {first!r} for the condition {condition!r}: {there}")
 
 
 def refuse_unjudged(results: Mapping[str, Any]) -> None:

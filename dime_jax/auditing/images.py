@@ -141,14 +141,14 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
     """
     roles = _open_roles(config, denoiser)
     source = _with_labels(roles.source, config.labels, denoiser)
-    half_sizes = config.sizes()[:2]
+    *half_sizes, _, every = config.sizes()
     # Both halves get as many images, so nothing beyond twice the larger half is used; finding duplicates takes time.
     # But candidates are compared with every held-out image there is: each makes their p-values finer.
     halved = len(roles.split.member) and None not in half_sizes
     enough = 2 * max(size for size in half_sizes if size is not None) if halved else None
     split = Split(
         _draw(roles.split.member, enough, config.seed),
-        _draw(roles.split.heldout, None if len(roles.candidates) else enough, config.seed),
+        _draw(roles.split.heldout, None if every and len(roles.candidates) else enough, config.seed),
     )
     given = _Roles(source, split, roles.candidates, roles.truth)
     looks, unusable = _look_at_all(given, denoiser.image_shape)

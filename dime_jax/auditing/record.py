@@ -4,6 +4,8 @@ AUDIT/audit.json            settings, model, images, duplicates, warnings, envir
 AUDIT/audit.npz             candidates, their truth where known, groups; the blind baseline's scores; thumbnails
 AUDIT/run.json ... test/    the run of `pipeline`, with known members
 AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
+
+audit.json holds the digests of all of these, those of score tables by their manifests (see `digests`).
 """
 
 import dataclasses
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate, pipeline, score_table
+from dime_jax import _validate, digests, pipeline, score_table
 from dime_jax.attacks import Setting, theory_phi
 from dime_jax.calibration import Calibration
 from dime_jax.data import Split
@@ -181,19 +183,32 @@ class Record:
 
 def write_record(directory: pathlib.Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Record:
     """Write audit.json and audit.npz."""
+    (directory / "audit.json").unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     score_table.write_atomically(directory / "audit.npz", buffer.getvalue())
-    pipeline.write_json(directory / "audit.json", {"schema_version": SCHEMA_VERSION, **facts})
+    contents = {"schema_version": SCHEMA_VERSION, **facts}
+    pipeline.write_sealed(directory / "audit.json", contents, ["audit.npz", *_evidence(facts, arrays)])
     return read_record(directory)
 
 
 def read_record(directory: pathlib.Path) -> Record:
-    """Open the record of an audit."""
+    """Open the record of an audit.
+
+    Raises:
+      ValueError: if there is none, or a file of it is damaged or missing, naming that.
+    """
     if not (directory / "audit.json").is_file():
         raise ValueError(f"{directory} holds no audit: no audit.json in it")
-    facts = pipeline.read_json(directory / "audit.json")
+    sealed = digests.read(directory / "audit.json").check()
+    facts = sealed.contents
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{directory / 'audit.json'}: expected schema_version {SCHEMA_VERSION}")
-    with np.load(directory / "audit.npz", allow_pickle=False) as file:
-        return Record(directory, facts, dict(file))
+    return Record(directory, facts, sealed.read_arrays("audit.npz"))
+
+
+def _evidence(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """The files that an audit rests on: of its run with known members, and of its candidates."""
+    run = ["run.json", "halves.npz", "calibration.json", *pipeline.MANIFESTS.values()]
+    candidates = [f"candidates/{facts['decided_by']}/manifest.json"]
+    return (run if facts["images"]["members"] else []) + (candidates if len(arrays["candidates"]) else [])

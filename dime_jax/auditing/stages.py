@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from PIL import Image
 
-from dime_jax import data, evidence, model_check, pipeline, planning, scoring
-from dime_jax.auditing import findings
+from dime_jax import data, evidence, model_check, pipeline, scoring
+from dime_jax.auditing import cost, findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.opening import OpenedModel, open_model
@@ -51,6 +51,7 @@ def audit(config: AuditConfig) -> AuditResult:
     for warning in images.warnings:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
+    config = cost.announced(config, images, model.denoiser.schedule, say)
     check_model(config, model.denoiser, images)
     prepare = _with_members if len(images.split.member) else _without_members
     (decider, why), heldout, facts = prepare(config, model.denoiser, images)
@@ -127,8 +128,7 @@ def calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> t
         calibration_size=sizes.calibration_size,
         test_size=sizes.test_size,
     )
-    jobs = planning.grid_jobs(config.attacks, config.profile, sizes.queries, config.grid)
-    pipeline.begin(config.directory, jobs, halves, config.seed)
+    pipeline.begin(config.directory, config.jobs(), halves, config.seed)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
     frozen, direction = (
         pipeline.calibrate_run(config.directory),

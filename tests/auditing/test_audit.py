@@ -11,6 +11,7 @@ from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
 from dime_jax import auditing, cli, metrics, pipeline, score_table
+from dime_jax.auditing import gate
 from dime_jax.auditing import record as records
 from dime_jax.report import html
 
@@ -78,6 +79,12 @@ def test_the_calibration_half_chooses_who_decides(result, directory):
 def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
+    assert set(results) == gate.AUDIT_KEYS
+    for row in results["results"]:
+        assert row.keys() == gate.ROW.keys()
+        assert all(
+            row[name].keys() == keys.keys() for name, keys in gate.ROW.items() if isinstance(keys, dict) and keys
+        )
     promised = {"schema_version", "results", "blind_baseline", "duplicates", "fingerprints", "precision", "seed"}
     promised |= {"queries_made", "warnings", "candidates", "epsilon_lower_bound", "comparisons", "headline"}
     promised |= {"model_check", "direction"}
@@ -333,9 +340,15 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
     ("change", "message"),
     [
         ({"level": 1.0}, "expected 0 < level < 1, got level=1.0"),
-        ({"profile": "slow"}, "unknown profile 'slow'; expected one of quick, paper"),
+        ({"profile": "slow"}, "unknown profile 'slow'; expected one of light, quick, paper"),
         ({"images": "digits"}, "expected images and split together"),
         ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
+        ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
+        ({"queries": (7,)}, "expected query tiers among 1, 10, 30, got 7"),
+        ({"queries": (0,), "heldout": "h"}, r"expected queries=\[0\] >= 1"),
+        ({"decide_with": "dime"}, "unknown attack 'dime' to decide with; expected one of sima_l4@1, pia_l2@2, dime@2"),
+        ({"decide_with": "dime@2", "heldout": "h"}, "expected one of dime_theory@2$"),
+        ({"gamma": 0.0}, "expected gamma=0.0 to be finite and > 0"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, change, message):

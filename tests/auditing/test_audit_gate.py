@@ -41,3 +41,30 @@ def test_bad_conditions_are_refused_in_one_line(condition, message):
     with pytest.raises(ValueError, match=message) as error:
         gate.check(condition, RESULTS)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["dime@11.auc.low > 0.5", "dime@11.at_threshold.fpr > 0", "dime@11.setting.t > 100", "candidates.evidence > 0"],
+)
+def test_conditions_on_what_will_be_there(condition):
+    gate.check_possible(condition, gate.AUDIT_KEYS, ["loss@1", "dime@11"])
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("dime@7.auc.low > 0.5", "no 'dime@7' for the condition .*: the rows that there will be are loss@1, dime@11$"),
+        ("dime.auc.low > 0.5", "the results will have no 'dime'"),
+        ("candidats.evidence > 0", "the results will have no 'candidats'"),
+        ("dime@11.auc > 0.5", "expected 'dime@11.auc' to lead to a number, got dict"),
+        ("dime@11.auc.lower > 0.5", "unknown 'lower' in 'dime@11.auc.lower'; dime@11.auc has high, low, value"),
+        ("dime@11.auc.low", "expected a condition such as"),
+    ],
+)
+def test_conditions_on_what_cannot_be_there_are_refused(condition, message):
+    with pytest.raises(ValueError, match=message) as error:
+        gate.check_possible(condition, gate.AUDIT_KEYS, ["loss@1", "dime@11"])
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"there will be no rows of attacks|expected a condition"):
+        gate.check_possible(condition, gate.COMPARE_KEYS, [])

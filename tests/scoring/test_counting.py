@@ -86,7 +86,7 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("budget", "message"),
         [
-            (Budget(total=167), "expected a plan within the 167 queries left of 167, it takes 168"),
+            (Budget(total=167), "this needs 168 queries, and the budget of 167 has 167 left"),
             (Budget(per_image=7), "expected at most 7 queries per image, the plan takes 8"),
         ],
     )
@@ -95,6 +95,30 @@ class TestBudget:
         with pytest.raises(BudgetExceeded, match=message):
             run(model, tmp_path, budget=budget)
         assert model.images == 0
+
+    def test_a_smaller_budget_than_was_spent_has_nothing_left(self, tmp_path):
+        with pytest.raises(ConnectionError):
+            run(Counting(failing=range(12, 99)), tmp_path, retry=NO_WAIT._replace(attempts=1))
+        with pytest.raises(BudgetExceeded, match=r"this needs [0-9]+ queries, and the budget of 10 has 0 left"):
+            run(Counting(), tmp_path, budget=Budget(total=10))
+
+    @pytest.mark.parametrize("budget", [Budget(total=10), Budget(per_image=1)])
+    def test_what_is_finished_needs_no_budget(self, tmp_path, budget):
+        run(Counting(), tmp_path)
+        model = Counting()
+        assert run(model, tmp_path, budget=budget).queries_made == 21 * PLAN.queries_per_image
+        assert model.images == 0
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"micro_batch": 0}, "expected micro_batch=0 >= 1"),
+            ({"budget": Budget(-1)}, "expected budget total=-1 >= 0"),
+        ],
+    )
+    def test_options_that_mean_nothing_are_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            scoring.Options(**options)
 
     def test_retries_cannot_exceed_it(self, tmp_path):
         model = Counting(failing=(1,))

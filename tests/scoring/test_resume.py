@@ -75,7 +75,8 @@ def die_at_write(monkeypatch):
 
 def test_killed_at_every_third_write(tmp_path, small, die_at_write):
     whole = small(tmp_path / "whole")
-    writes = 1 + 1 + 6 * 4 + 2  # schedule, manifest, a shard per unit, manifest and table at the end
+    # Schedule, manifest and list of shards; a shard and the list for each unit; table and manifest.
+    writes = 3 + 2 * 6 * 4 + 2
     for number, point in enumerate(range(1, writes + 1, 3)):
         table = tmp_path / str(point)
         die_at_write(point, after=bool(number % 2))
@@ -233,21 +234,26 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.parametrize(("size", "file"), [(150, "queries-0.bin"), (1000, "parquet")])
-def test_a_full_disk_is_a_clean_error_and_keeps_earlier_rows(tmp_path, small, die_at_write, size, file):
-    small(tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("micro_batch", "shards", "size", "file"), [(4, 6, 1000, "parquet"), (60, 3, 800, "queries-0.bin")]
+)
+def test_a_full_disk_is_a_clean_error_and_keeps_earlier_rows(tmp_path, die_at_write, micro_batch, shards, size, file):
+    """In small batches a shard is the largest file; in one batch the ledger, of 240 bytes a unit, is full first."""
+    jobs, options = [*ONE, *planning.grid_jobs(["loss"], "quick")], quiet(micro_batch=micro_batch, shard_seconds=0.0)
+    run = lambda path: scoring.score(function(), source(60), jobs, path, options=options)  # noqa: E731
+    run(tmp_path / "whole")
     table = tmp_path / "full"
-    die_at_write(9)
+    die_at_write(3 + 2 * shards)
     with pytest.raises(Killed):
-        small(table)
+        run(table)
     die_at_write(None)
-    before = score_table.rows_done(table, 4, 21)
-    assert np.sum(before >= 0) == 6 * 4
+    before = score_table.rows_done(table, 4, 60)
+    assert np.sum(before >= 0) == (shards - 1) * micro_batch
     with largest_file(size), pytest.raises(OSError, match=f"cannot write: File too large.*{file}") as error:
-        small(table)
+        run(table)
     assert "\n" not in str(error.value)
-    np.testing.assert_array_equal(score_table.rows_done(table, 4, 21), before)
-    small(table)
+    np.testing.assert_array_equal(score_table.rows_done(table, 4, 60), before)
+    run(table)
     assert content(table) == content(tmp_path / "whole")
 
 
@@ -262,7 +268,7 @@ def test_a_read_only_table_is_a_clean_error_with_rows_intact(tmp_path, small, mo
     replaced = []
 
     def refuse(source, target):
-        if len(replaced) >= 5:
+        if len(replaced) >= 9:  # schedule, manifest, list; three shards, each with the list
             raise PermissionError(13, "Permission denied")
         replaced.append(target)
         os.rename(source, target)

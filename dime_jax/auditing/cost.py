@@ -1,0 +1,152 @@
+"""How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
+
+import dataclasses
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from dime_jax import planning, query_ledger
+from dime_jax.auditing.config import AuditConfig
+from dime_jax.auditing.images import AuditImages
+from dime_jax.progress import duration
+from dime_jax.schedule import NoiseSchedule
+
+LONG_SECONDS = 600.0
+LIGHT = "light"
+
+
+class Cost(NamedTuple):
+    """What an audit takes.
+
+    Attributes:
+      calibration: queries of the whole grid on one half.
+      test: queries of the frozen settings on the other half, at most.
+      candidates: queries of the attack that decides, at most.
+      settings: how many calibration chooses from.
+      heldout: images that p-values are ranks among.
+      deciding: queries about one candidate, at most.
+    """
+
+    calibration: int
+    test: int
+    candidates: int
+    settings: int
+    heldout: int
+    deciding: int
+
+    @property
+    def queries(self) -> int:
+        """All queries, at most."""
+        return self.calibration + self.test + self.candidates
+
+
+def expected(config: AuditConfig, images: AuditImages, schedule: NoiseSchedule) -> Cost:
+    """What an audit of these images will take."""
+    jobs, candidates = config.jobs(), len(images.candidates)
+    deciding = [job.queries for job in jobs if config.decide_with in (None, *planning.row_labels([job]))]
+    if not config.members_known:
+        heldout = len(images.split.heldout)
+        return Cost(0, 0, deciding[0] * (heldout + candidates) if candidates else 0, 1, heldout, deciding[0])
+    sizes, witness = config.sizes(), planning.witness_jobs(jobs)
+    halves = [len(side) // 2 for side in (images.split.member, images.split.heldout)]
+    calibrated = [_at_most(half, sizes.calibration_size) for half in halves]
+    tested = [_at_most(half, sizes.test_size) for half in halves]
+    heldout = len(images.split.heldout) if sizes.every_heldout else 2 * max(tested[1], calibrated[1])
+    reference = _at_most(heldout, len(images.split.heldout)) - calibrated[1]
+    dearest: dict[tuple[str, float | None], int] = {}
+    for job in jobs:
+        row = job.attack.name, job.setting.get("q")
+        dearest[row] = max(dearest.get(row, 0), job.queries)
+    return Cost(
+        sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image,
+        sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
+        max(deciding) * (reference + candidates) if candidates else 0,
+        len(jobs),
+        reference,
+        max(deciding),
+    )
+
+
+def _at_most(count: int, most: int | None) -> int:
+    return count if most is None else min(count, most)
+
+
+def announced(
+    config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, say: Callable[[AuditConfig, str], None]
+) -> AuditConfig:
+    """The same audit, that says once, from its first measured queries, how long it will take in all.
+
+    Above ten minutes it also says which command is quicker, and what that one loses. Nothing is asked to find out.
+    """
+    said = False
+
+    def on_rate(seconds: float) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            for line in announcement(config, images, schedule, seconds):
+                say(config, line)
+
+    return dataclasses.replace(config, options=dataclasses.replace(config.options, on_rate=on_rate))
+
+
+def announcement(config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, seconds: float) -> Iterator[str]:
+    """The lines that `announced` says, at so many seconds for a query."""
+    cost = expected(config, images, schedule)
+    left = max(0, cost.queries - _made(config.directory))
+    yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"
+    light = lighter(config) if left * seconds > LONG_SECONDS else None
+    less = None if light is None else expected(light, images, schedule)
+    if light is not None and less is not None and less.queries < left:
+        yield f"a lighter audit takes about {duration(less.queries * seconds)}: {command(light)}"
+        yield f"it is less sensitive: {'; '.join(_losses(cost, less))}"
+
+
+def _losses(cost: Cost, less: Cost) -> Iterator[str]:
+    """What a lighter audit gives up."""
+    if less.settings < cost.settings:
+        yield f"it chooses from {less.settings} attack settings instead of {cost.settings}"
+    if less.deciding < cost.deciding:
+        yield f"it asks at most {less.deciding} queries about a candidate instead of {cost.deciding}"
+    if less.heldout < cost.heldout:
+        yield (
+            f"it ranks candidates among {less.heldout:,} held-out images instead of {cost.heldout:,}, so that no "
+            f"p-value is below {1 / (1 + less.heldout):.2g} instead of {1 / (1 + cost.heldout):.2g}"
+        )
+
+
+def lighter(config: AuditConfig) -> AuditConfig | None:
+    """The same audit with the light profile, in a directory of its own; None if it is one, or its attacks have none."""
+    if config.profile == LIGHT:
+        return None
+    output = f"{os.fspath(config.output)}-{LIGHT}"
+    try:
+        return dataclasses.replace(
+            config, profile=LIGHT, output=output, queries=None, calibration_size=None, test_size=None, decide_with=None
+        )
+    except ValueError:  # no tier of these attacks is in the profile
+        return None
+
+
+def command(config: AuditConfig) -> str:
+    """What to type for an audit; for one of Python objects, what to change of its settings."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    sources = ("model", "members", "heldout", "candidates", "images")
+    if config.grid or not all(isinstance(values[name], str | os.PathLike | None) for name in sources):
+        return f"dataclasses.replace(config, profile={config.profile!r}, output={os.fspath(config.output)!r})"
+    words = ["dime-jax", "audit"]
+    for field in dataclasses.fields(config):
+        value = values[field.name]
+        if field.name in ("options", "grid") or value is None or value == field.default:
+            continue
+        words.append(f"--{field.name}")
+        if not isinstance(value, bool):
+            words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    return shlex.join(words)
+
+
+def _made(directory: pathlib.Path) -> int:
+    """Queries made in all stages so far."""
+    return sum(query_ledger.queries_made(table) for table in {path.parent for path in directory.rglob("queries-*.bin")})

@@ -1,0 +1,125 @@
+"""Damage to evidence is noticed: JSON files that hold digests of the files they go with, and of themselves.
+
+    {"seed": 0, ..., "digests": {"halves.npz": "5f0c..."}, "digest": "91ab..."}
+
+A file is written before the JSON file that names it, so that a kill in between leaves a file that nothing names yet,
+and never one that looks damaged. `digest` is over the bytes of the JSON file without it. Files are named relative to
+it, and are checked before any parser sees them. JSON files of older versions have no digests and are read as they are.
+"""
+
+import hashlib
+import io
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_FILES, _OWN = "digests", "digest"
+
+
+class Damaged(ValueError):
+    """A file is not what was written, or not there any more; the message names it."""
+
+
+class Sealed(NamedTuple):
+    """A JSON file whose own digest is right.
+
+    Attributes:
+      path: where it is.
+      contents: what it holds, without digests.
+      digests: of the files that it names; None if it was written without any.
+    """
+
+    path: pathlib.Path
+    contents: dict[str, Any]
+    digests: Mapping[str, str] | None
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file beside this one, checked if this one names it.
+
+        Raises:
+          Damaged: if it is not there, or not the file that was named.
+        """
+        path = self.path.parent / name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise Damaged(f"{path} is missing, and {self.path.name} goes with it") from None
+        if digest(content) != (self.digests or {}).get(name, digest(content)):
+            raise Damaged(f"{path} is damaged or of another run: its digest is not the one in {self.path.name}")
+        return content
+
+    def read_arrays(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays of an .npz file beside this one, checked as `read` does."""
+        return load_arrays(self.path.parent / name, self.read(name))
+
+    def check(self) -> "Sealed":
+        """Check every file that this one names."""
+        for name in self.digests or {}:
+            self.read(name)
+        return self
+
+
+def digest(content: bytes) -> str:
+    """BLAKE2b of some bytes, 128 bits in hexadecimal."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def digests_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+    """The digests of files in a directory."""
+    return {name: digest((directory / name).read_bytes()) for name in names}
+
+
+def seal(contents: Mapping[str, Any], digests: Mapping[str, str] | None) -> bytes:
+    """The bytes of a JSON file with the digests of the files it names, which must be written; plain JSON if None."""
+    if digests is None:
+        return _encode(contents)
+    if contents.keys() & {_FILES, _OWN}:
+        raise ValueError(f"expected contents without the keys {_FILES!r} and {_OWN!r}, which hold the digests")
+    whole = {**contents, _FILES: dict(digests)}
+    return _encode({**whole, _OWN: digest(_encode(whole))})
+
+
+def read(path: pathlib.Path) -> Sealed:
+    """Open a JSON file and check its own digest, though not yet the files that it names.
+
+    Raises:
+      FileNotFoundError: if it is not there.
+      Damaged: if it is no JSON object, or its bytes have changed.
+    """
+    content = path.read_bytes()
+    try:
+        contents = json.loads(content)
+    except ValueError:
+        raise Damaged(f"{path} is damaged: not JSON") from None
+    if not isinstance(contents, dict):
+        raise Damaged(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
+    sealed = _FILES in contents or _OWN in contents
+    contents.pop(_OWN, None)
+    digests = contents.pop(_FILES, None)
+    if sealed and (not isinstance(digests, dict) or seal(contents, digests) != content):
+        raise Damaged(f"{path} is damaged: its contents do not have the digest that it holds")
+    return Sealed(path, contents, digests)
+
+
+def load_arrays(path: pathlib.Path, content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file's bytes; a failure names the file."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception:  # a damaged archive fails in many ways
+        raise Damaged(f"{path} is damaged: not an .npz file of arrays") from None
+
+
+def warn_of_unsealed(directory: pathlib.Path, names: Iterable[str]) -> list[str]:
+    """A warning if some of these JSON files hold no digests, in a list; else none."""
+    unsealed = [name for name in names if read(directory / name).digests is None]
+    if not unsealed:
+        return []
+    return [f"written by an older version, without digests: damage would not be noticed in {', '.join(unsealed)}"]
+
+
+def _encode(contents: Mapping[str, Any]) -> bytes:
+    return (json.dumps(contents, indent=1) + "\n").encode()
