@@ -16,7 +16,7 @@ from .attacks import (
     theory_phi,
 )
 from .auditing import AuditConfig, AuditResult, audit, compare
-from .checkpoints import load_denoiser
+from .checkpoints import OpenedModel, load_denoiser, open_model
 from .denoiser import Denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
@@ -31,6 +31,7 @@ __all__ = [
     "ErrorDecomposition",
     "IdealDenoiser",
     "NoiseSchedule",
+    "OpenedModel",
     "attacks",
     "audit",
     "calibration",
@@ -46,6 +47,7 @@ __all__ = [
     "load_denoiser",
     "loss",
     "metrics",
+    "open_model",
     "pia",
     "register_attack",
     "schedule_from_betas",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert import guided, mapping, secmi
-from checkpoints_convert.torch_format import Streamed, write_zip
+from checkpoints_convert.torch_writer import Streamed, write_zip
 from dime_jax import checkpoints
 from dime_jax.models import DdpmUnetSpec
 

@@ -49,7 +49,8 @@ class TestSmoke:
         # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas.
         once = sum(costs[n] for n in names)
         assert results["queries_made"] == 8 * (once + 1) + 8 * once
-        metadata = checkpoints.read_spec_file(smoke(name) / "model")["metadata"]
+        (model,) = smoke(name).glob("model-*")
+        metadata = checkpoints.read_spec_file(model)["metadata"]
         assert metadata["dialect"] == DIALECTS.get(name, "secmi")
         assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
 
@@ -76,15 +77,14 @@ class TestSmoke:
         names = {f"{name}.{suffix}" for name in figures.RUN_FIGURES for suffix in ("png", "svg", "json")}
         assert {path.name for path in (tmp_path / "figures").iterdir()} == names
 
-    def test_a_model_from_another_checkpoint_is_refused(self, smoke, tmp_path):
-        config = get_config("cifar10", "smoke").unlock()
-        config.data.generate = False
-        config.attack.checkpoint = str(smoke("cifar100") / "generated" / "checkpoint.pt")
-        attack.convert(config, tmp_path)
-        attack.convert(config, tmp_path)
-        config.attack.checkpoint = str(smoke("imagenet256") / "generated" / "checkpoint.pt")
-        with pytest.raises(ValueError, match=r"was not converted from .*checkpoint\.pt: take another workdir"):
-            attack.convert(config, tmp_path)
+    def test_another_checkpoint_is_refused(self, smoke, tmp_path):
+        shutil.copytree(smoke("cifar100"), tmp_path / "w")
+        config = get_config("cifar100", "smoke").unlock()
+        file = generated_directory(tmp_path / "w") / generated.CHECKPOINT
+        shutil.copy(generated_directory(smoke("cifar10")) / generated.CHECKPOINT, file)
+        write_changed(file)
+        with pytest.raises(ValueError, match="model was"):
+            attack.run(config, tmp_path / "w")
 
     def test_scrambled_labels_only_as_published(self, smoke):
         config = get_config("imagenet256", "smoke")
@@ -148,7 +148,7 @@ class TestConfigs:
 
     def test_missing_checkpoint_is_named(self, tmp_path):
         with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
-            attack.convert(get_config("cifar10"), tmp_path)
+            attack.checkpoint(get_config("cifar10"), tmp_path)
 
 
 def closed_form_config(names=("loss", "sima_l4", "dime"), **changes):

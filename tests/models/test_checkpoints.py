@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -94,6 +95,7 @@ def refused(path, message):
     with pytest.raises(ValueError, match=message) as error:
         checkpoints.load_denoiser(path)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def edit(model, **changes):
@@ -122,6 +124,32 @@ def test_changed_specs_and_missing_weights_are_refused(model):
     refused(model, "prediction")
     edit(model, spec=spec | {"architecture": spec["architecture"] | {"num_classes": 5}})
     refused(model, "cannot be read")
+
+
+HOSTILE = {
+    "channels": {"level_channels": [8192], "stem_channels": 8192},
+    "levels": {"level_channels": [8] * 10, "num_res_blocks": 16, "attention_levels": list(range(10))},
+    "everything": {"level_channels": [8192] * 10, "num_res_blocks": 16, "attention_levels": list(range(10))},
+    "time table": {"time_table_steps": 100_000, "time_features": 8192},
+    "classes": {"num_classes": 100_000, "time_channels": 8192},
+    "attention": {"attention_levels": [0] * 1_000_000},
+    "fields": {f"field_{i}": 0 for i in range(200_000)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_absurd_specs_are_refused_before_anything_is_built(model, name, monkeypatch):
+    spec = SPEC.to_json()
+    edit(model, spec=spec | {"image_shape": [512, 512, 1], "architecture": spec["architecture"] | HOSTILE[name]})
+    monkeypatch.setattr(models, "param_shapes", lambda spec: pytest.fail("traced"))
+    start = time.process_time()
+    refused(model, "bytes of weights for the network of its spec|number of attention_levels|bad fields in architecture")
+    assert time.process_time() - start < 2
+
+
+def test_metadata_that_are_no_object_are_refused(model):
+    edit(model, metadata=[])
+    refused(model, "expected metadata to be a JSON object")
 
 
 def test_damaged_weights_are_refused(model):
