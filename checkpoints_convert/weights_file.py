@@ -188,7 +188,9 @@ def _split(key: str, state: StateDict) -> Iterator[WeightSet]:
         return
     rest = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in averages}
     for prefix in averages:
-        ema = {name.partition(".")[2]: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")}
+        ema: StateDict = {
+            name.partition(".")[2]: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")
+        }
         if not any("." in name for name in ema):
             ema = _with_dots(prefix, ema, rest)
         *_, (ema, ema_buffers) = _unwrapped(ema)

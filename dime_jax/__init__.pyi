@@ -16,7 +16,7 @@ from .attacks import (
     theory_phi,
 )
 from .auditing import AuditConfig, AuditResult, audit, compare
-from .checkpoints import OpenedModel, load_denoiser, open_model
+from .checkpoints import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .denoiser import Denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
@@ -25,6 +25,7 @@ __all__ = [
     "Attack",
     "AuditConfig",
     "AuditResult",
+    "ConversionOptions",
     "Denoiser",
     "DimeStats",
     "DimeTerms",

@@ -10,11 +10,14 @@ only when it is used.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -327,7 +330,7 @@ def _new_directory(directory: Path) -> Iterator[Path]:
 
 
 def _alone() -> Any:
-    """An orbax context for one process of several: models are written by one and read by each, with no one waiting."""
+    """An orbax context for one process of several: models are read by each, with no one waiting."""
     from orbax.checkpoint import v1 as ocp
 
     process = jax.process_index()
@@ -339,6 +342,9 @@ def _alone() -> Any:
 
 
 def _write_variables(path: Path, variables: Any) -> None:
+    if jax.process_count() > 1:
+        _write_variables_apart(path, variables)
+        return
     from orbax.checkpoint import v1 as ocp
 
     context = _alone()
@@ -349,6 +355,29 @@ def _write_variables(path: Path, variables: Any) -> None:
     marker = path / "commit_success.txt"
     if marker.exists():
         marker.write_text("complete\n")  # orbax names the directory it wrote to, which is nobody's business
+
+
+def _write_variables_apart(path: Path, variables: Any) -> None:
+    """Write from a process outside of a run of several: orbax's `save` waits for all of them, whatever its context."""
+    leaves = {"/".join(key.key for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(variables)}
+    file = path.with_name("variables.npz")
+    np.savez(file, allow_pickle=False, **leaves)
+    script = "import sys; from dime_jax import checkpoints; checkpoints._write_variables_of(*sys.argv[1:])"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}  # devices are taken
+    command = [sys.executable, "-c", script, str(file), str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    file.unlink()
+    if done.returncode:
+        raise ValueError(f"{path} cannot be written: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def _write_variables_of(file: str, path: str) -> None:
+    tree: dict[str, Any] = {}
+    with np.load(file, allow_pickle=False) as leaves:
+        for name in leaves.files:
+            *parents, last = name.split("/")
+            functools.reduce(lambda inner, key: inner.setdefault(key, {}), parents, tree)[last] = leaves[name]
+    _write_variables(Path(path), tree)
 
 
 def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:

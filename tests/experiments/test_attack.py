@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
 from dime_jax import checkpoints, planning, processes, score_table
-from experiments import attack, figures, runs, study, tables
+from experiments import attack, figures, generated, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
@@ -79,12 +80,10 @@ class TestSmoke:
 
     def test_another_checkpoint_is_refused(self, smoke, tmp_path):
         shutil.copytree(smoke("cifar100"), tmp_path / "w")
-        config = get_config("cifar100", "smoke").unlock()
-        file = generated_directory(tmp_path / "w") / generated.CHECKPOINT
-        shutil.copy(generated_directory(smoke("cifar10")) / generated.CHECKPOINT, file)
-        write_changed(file)
-        with pytest.raises(ValueError, match="model was"):
-            attack.run(config, tmp_path / "w")
+        workdirs = (smoke("cifar10"), tmp_path / "w")
+        shutil.copy(*(study.generated_directory(workdir) / generated.CHECKPOINT for workdir in workdirs))
+        with pytest.raises(ValueError, match=r"cannot continue the score table .*: model was"):
+            attack.run(get_config("cifar100", "smoke"), tmp_path / "w")
 
     def test_scrambled_labels_only_as_published(self, smoke):
         config = get_config("imagenet256", "smoke")

@@ -80,6 +80,14 @@ def test_bad_saves_leave_nothing(variables, saved, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_process_of_several_writes_the_same_model(saved, variables, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        model = checkpoints.save_model(tmp_path / "m", SPEC, variables)
+    assert checkpoints.load_denoiser(model).fingerprint == checkpoints.load_denoiser(saved).fingerprint
+    assert sorted(entry.name for entry in model.iterdir()) == ["spec.json", "variables"]
+
+
 def test_interrupted_write_leaves_nothing(variables, tmp_path, monkeypatch):
     def fail(path, variables):
         path.mkdir()
