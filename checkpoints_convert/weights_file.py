@@ -127,7 +127,7 @@ def choose(file: Path, contents: Any, wanted: str | None) -> Weights:
         facts.append(f"weights: {chosen.key}{' (EMA)' if chosen.is_ema else ''}; the file also holds {_listed(others)}")
     if chosen.buffers:
         facts.append(f"not the network's, and left out: {_listed(list(chosen.buffers))}")
-    return Weights(file, contents, chosen.state, which, chosen.buffers, tuple(facts))
+    return Weights(file, contents, chosen.state, which, chosen.buffers, tuple(map(torch_file.printable, facts)))
 
 
 def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -> WeightSet:

@@ -115,7 +115,9 @@ def open_model(
 def _opened(path: Path, origin: str) -> OpenedModel:
     denoiser = load_denoiser(path)
     facts = read_spec_file(_find(path))["metadata"].get("facts", [])
-    return OpenedModel(denoiser, origin, tuple(map(str, facts)) if isinstance(facts, list) else ())
+    lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
+    # A stranger's file may hold anything, line breaks and terminal escapes included.
+    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
 
 
 def _needs_no_conversion(opened: OpenedModel, options: ConversionOptions) -> OpenedModel:

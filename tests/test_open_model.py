@@ -68,6 +68,16 @@ def test_every_option_counts():
     assert len({options.identity() for options in (*one_each, ConversionOptions())}) == 7
 
 
+def test_facts_from_a_stranger_are_printed_safely(tmp_path):
+    model = shutil.copytree(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits", tmp_path / "m")
+    many = ["x" * 1000] * 1000
+    for facts, shown in ((["a\x1b[2J\nb", 3], ("a?[2J?b", "3")), ("text", ()), (many, ("x" * 500,) * 20)):
+        contents = json.loads((model / "spec.json").read_text())
+        contents["metadata"]["facts"] = facts
+        (model / "spec.json").write_text(json.dumps(contents))
+        assert dj.open_model(model, tmp_path).facts == shown
+
+
 def test_options_with_nothing_to_convert_are_refused(tmp_path):
     directory = convert.convert(SECMI, tmp_path / "m")
     denoiser = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (8, 8, 1))
