@@ -1,7 +1,13 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
+from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_spec, sample_size, stored_schedule
 from checkpoints_convert.mapping import Dialect, Level, StateDict, infer_ddpm_spec
-from dime_jax.models import DdpmUnetSpec
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.weights_file import Weights
+from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models.spec import MAX_LEVELS, check_integer
+
+_CODE = "ermongroup/ddim"
 
 
 def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
@@ -46,12 +52,21 @@ DIALECT = Dialect(
 )
 
 
+def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+    """The checkpoint of a file's weights."""
+    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
+    prediction = by_convention("epsilon", _CODE)
+    spec, facts = make_spec(options, infer_spec(weights.state), sample_size(weights), schedule, prediction)
+    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, weights.facts + facts)
+
+
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
     """The architecture, read off names and shapes (they determine all of it)."""
     parts = {tuple(name.split(".")[1:4]) for name in state if name.startswith("down.")}
-    numbers = {int(part[0]) for part in parts if part[0].isdigit()}
+    highest = max((int(part[0]) for part in parts if part[0].isdecimal()), default=0)
+    check_integer(highest, 0, MAX_LEVELS - 1, "the number of a level")
     levels = []
-    for level in range(max(numbers, default=-1) + 1):
-        blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:2] == (str(level), "block")})
+    for level in range(highest + 1):
+        blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:-1] == (str(level), "block")})
         levels.append(Level(blocks, any(part[:2] == (str(level), "attn") for part in parts)))
-    return infer_ddpm_spec(state, DIALECT, levels or [Level([], False)])
+    return infer_ddpm_spec(state, DIALECT, levels)

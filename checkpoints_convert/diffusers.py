@@ -3,21 +3,20 @@
 Every key of a config is honoured, known to change nothing that an attack asks for, or refused by name.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
-import numpy as np
-import safetensors
-
-from checkpoints_convert import torch_file
-from checkpoints_convert.mapping import Dialect, StateDict
+from checkpoints_convert import weights_file
+from checkpoints_convert.checkpoint import Checkpoint, Known, Size, make_spec
+from checkpoints_convert.json_file import read_json
+from checkpoints_convert.mapping import Dialect
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.unsupported import folder_parts, refuse_unsupported
+from checkpoints_convert.weights_file import about
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_CHANNELS, check_integer
+from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer
 
-_MAX_JSON_BYTES = 2**20
 _PIPELINES = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline")
 _SCHEDULERS = ("DDPMScheduler", "DDIMScheduler", "PNDMScheduler")
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
@@ -137,54 +136,94 @@ _SCHEDULER_IGNORED = (
 _BETA_SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
 
 
-class Folder(NamedTuple):
-    """A diffusers folder, read: `schedule` is None if the folder has no scheduler."""
+class _Scheduler(NamedTuple):
+    """What a scheduler's config says; `learned_sigma` is None if there is no scheduler."""
 
-    weights_file: Path
-    weights: str
-    architecture: DdpmUnetSpec
-    image_size: tuple[int, int] | None
-    schedule: ScheduleSpec | None
-    prediction: str
+    schedule: Known[ScheduleSpec] | None
+    prediction: Known[str] | None
+    learned_sigma: bool | None
 
 
-def read_folder(folder: Path, weights: str | None) -> Folder:
-    """Find and read the configs of a folder; `weights` is "ema", "raw" or None (EMA if there is one)."""
-    if (folder / "model_index.json").is_file():
-        _check_pipeline(read_json(folder / "model_index.json"))
-    unet, which = _choose_unet(folder, weights)
-    schedulers = [folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"]
-    scheduler_file = next((file for file in schedulers if file.is_file()), None)
-    scheduler = read_json(scheduler_file) if scheduler_file else {}
-    try:
-        schedule = parse_scheduler(scheduler) if scheduler_file else None
-    except ValueError as error:
-        raise ValueError(f"{scheduler_file}: {error}") from None
-    learned_sigma = scheduler.get("variance_type") in ("learned", "learned_range")
-    try:
+def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
+    """The checkpoint of a folder."""
+    refuse_unsupported(folder, folder_parts(folder))
+    if options.dialect not in ("auto", DIALECT.name):
+        raise ValueError(f"{folder} is a folder: expected the dialect diffusers, got {options.dialect}")
+    if options.model_flags is not None:
+        raise ValueError(f"{folder} has its own config: expected no --model_flags")
+    index = folder / "model_index.json"
+    if index.is_file():
+        with about(index):
+            _check_pipeline(read_json(index))
+    unet, which = _choose_unet(folder, options.weights)
+    scheduler = _read_scheduler(folder)
+    with about(unet / "config.json"):
         config = read_json(unet / "config.json")
-        architecture, image_size = parse_unet(config, learned_sigma)
-    except ValueError as error:
-        raise ValueError(f"{unet / 'config.json'}: {error}") from None
-    prediction = scheduler.get("prediction_type", "epsilon")
-    return Folder(_weights_file(unet), which, architecture, image_size, schedule, prediction)
+        architecture, image_size = parse_unet(config, scheduler.learned_sigma)
+    with about(folder):
+        spec, facts = make_spec(options, architecture, image_size, scheduler.schedule, scheduler.prediction)
+    file = _weights_file(unet)
+    with about(file):
+        weights = weights_file.choose(file, weights_file.read(file), None)
+    is_old = any(name.endswith(".proj_attn.weight") for name in weights.state)
+    dialect = OLD_DIALECT if is_old else DIALECT
+    learned = architecture.learned_sigma and scheduler.learned_sigma is None
+    facts = (
+        *weights.facts,
+        *facts,
+        *(["variance: learned (out_channels is twice in_channels; there is no scheduler to say)"] if learned else []),
+        *_defaults("config.json", config, _HONOURED, but=("sample_size",)),
+    )
+    return Checkpoint(file, weights.state, dialect, which, spec, facts)
+
+
+def _read_scheduler(folder: Path) -> _Scheduler:
+    files = [folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return _Scheduler(None, None, None)
+    config = read_json(file)
+    with about(file):
+        schedule, prediction = parse_scheduler(config)
+    defaults = ", ".join(_missing(config, _SCHEDULER_HONOURED, but=("prediction_type", "variance_type")))
+    how = f"{file.name}, with diffusers' defaults for {defaults}" if defaults else file.name
+    says = "prediction_type" in config
+    return _Scheduler(
+        Known(schedule, how),
+        Known(prediction, file.name if says else f"diffusers' default; {file.name} does not say"),
+        config.get("variance_type") in ("learned", "learned_range"),
+    )
+
+
+def _missing(config: Mapping[str, Any], honoured: Mapping[str, Any], but: tuple[str, ...]) -> list[str]:
+    return [key for key in honoured if key not in config and key not in but]
+
+
+def _defaults(name: str, config: Mapping[str, Any], honoured: Mapping[str, Any], but: tuple[str, ...]) -> list[str]:
+    """A line on what a config leaves to the code that reads it."""
+    values = [f"{key}={honoured[key]!r}" for key in _missing(config, honoured, but)]
+    return [f"architecture: diffusers' defaults, where {name} does not say: {', '.join(values)}"] if values else []
 
 
 def _check_pipeline(index: Mapping[str, Any]) -> None:
     _check_class(index, _PIPELINES)
     for part in ("unet", "scheduler"):
-        library = (index.get(part) or ["missing"])[0]
-        if library != "diffusers":
-            raise ValueError(f"model_index.json: expected {part} from the library 'diffusers', got {library!r}")
+        match index.get(part):
+            case ["diffusers", *_]:
+                pass
+            case other:
+                raise ValueError(f"expected {part} from the library 'diffusers', got {str(other)[:60]}")
 
 
 def _choose_unet(folder: Path, weights: str | None) -> tuple[Path, str]:
     """The folder of the network, and which weights it holds."""
     ema, raw = folder / "unet_ema", folder / "unet"
-    if ema.is_dir() and weights != "raw":
+    if ema.is_dir() and weights in (None, "ema"):
         return ema, "ema"
-    if ema.is_dir() and raw.is_dir():
+    if ema.is_dir() and raw.is_dir() and weights == "raw":
         return raw, "raw"
+    if weights is not None and ema.is_dir():
+        raise ValueError(f"{folder} has no {weights} weights: expected --weights to be ema or raw")
     if weights is not None:
         raise ValueError(
             f"{folder} holds one set of weights, not marked as EMA or raw: expected no --weights={weights}"
@@ -203,8 +242,11 @@ def _weights_file(unet: Path) -> Path:
     raise ValueError(f"{unet}: expected {' or '.join(_WEIGHT_FILES)}, found {', '.join(others) or 'no weights'}")
 
 
-def parse_unet(config: Mapping[str, Any], learned_sigma: bool) -> tuple[DdpmUnetSpec, tuple[int, int] | None]:
-    """The architecture and the image size (None if the config has none) of a UNet2DModel's config."""
+def parse_unet(config: Mapping[str, Any], learned_sigma: bool | None) -> tuple[DdpmUnetSpec, Known[Size] | None]:
+    """The architecture and the image size (None if the config has none) of a UNet2DModel's config.
+
+    `learned_sigma` is whether the scheduler expects a variance from the network; None: as many channels as it has.
+    """
     _check_class(config, ("UNet2DModel",))
     _check_keys(config, {*_FIXED, *_HONOURED, *_IGNORED})
     for key, values in _FIXED.items():
@@ -223,11 +265,19 @@ def parse_unet(config: Mapping[str, Any], learned_sigma: bool) -> tuple[DdpmUnet
         raise ValueError(f"cannot honour downsample_padding={given['downsample_padding']!r}: expected 0 or 1")
     if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
         raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
-    expected_out = given["in_channels"] * (2 if learned_sigma else 1)
-    if given["out_channels"] != expected_out:
-        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected {expected_out}")
+    channels = given["in_channels"]
+    check_integer(channels, 1, MAX_CHANNELS, "in_channels")
+    check_integer(given["out_channels"], 1, 2 * MAX_CHANNELS, "out_channels")
+    if learned_sigma is None:
+        learned_sigma = given["out_channels"] == 2 * channels
+    if given["out_channels"] != channels * (2 if learned_sigma else 1):
+        expected = f"2 * in_channels = {2 * channels}, as its" if learned_sigma else f"in_channels = {channels}, as its"
+        raise ValueError(
+            f"cannot honour out_channels={given['out_channels']}: expected {expected} variance is "
+            f"{'learned' if learned_sigma else 'not learned'}"
+        )
     spec = DdpmUnetSpec(
-        image_channels=given["in_channels"],
+        image_channels=channels,
         learned_sigma=learned_sigma,
         stem_channels=stem,
         time_features=stem,
@@ -256,20 +306,26 @@ def _attention_levels(block_types: Any, plain: str) -> tuple[int, ...]:
     return tuple(level for level, block_type in enumerate(block_types) if block_type != plain)
 
 
-def _image_size(size: Any) -> tuple[int, int] | None:
+def _image_size(size: Any) -> Known[Size] | None:
     if size is None:
         return None
     height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
-    return height, width
+    return Known((height, width), "config.json")
 
 
-def parse_scheduler(config: Mapping[str, Any]) -> ScheduleSpec:
-    """The noise schedule of a scheduler's config."""
+def parse_scheduler(config: Mapping[str, Any]) -> tuple[ScheduleSpec, str]:
+    """The noise schedule and the prediction type of a scheduler's config."""
     _check_class(config, _SCHEDULERS)
     _check_keys(config, {*_SCHEDULER_HONOURED, *_SCHEDULER_IGNORED})
     given = {key: config.get(key, default) for key, default in _SCHEDULER_HONOURED.items()}
-    if given["prediction_type"] not in ("epsilon", "sample", "v_prediction"):
-        raise ValueError(f"cannot honour prediction_type={given['prediction_type']!r}")
+    if given["prediction_type"] not in PREDICTIONS:
+        raise ValueError(
+            f"cannot honour prediction_type={given['prediction_type']!r}: expected {', '.join(PREDICTIONS)}"
+        )
+    return _schedule(given), given["prediction_type"]
+
+
+def _schedule(given: Mapping[str, Any]) -> ScheduleSpec:
     betas = given["trained_betas"]
     if betas is not None:
         if not isinstance(betas, list):
@@ -277,7 +333,7 @@ def parse_scheduler(config: Mapping[str, Any]) -> ScheduleSpec:
         return ScheduleSpec(
             kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=given["rescale_betas_zero_snr"]
         )
-    if given["beta_schedule"] not in _BETA_SCHEDULES:
+    if given["beta_schedule"] not in tuple(_BETA_SCHEDULES):
         raise ValueError(
             f"cannot honour beta_schedule={given['beta_schedule']!r}: expected {', '.join(_BETA_SCHEDULES)}"
         )
@@ -303,60 +359,3 @@ def _check_keys(config: Mapping[str, Any], known: set[str]) -> None:
         raise ValueError(
             f"cannot honour unknown keys: {', '.join(f'{key}={str(config[key])[:40]!r}' for key in unknown)}"
         )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a small file; repeated keys are refused."""
-    if file.stat().st_size > _MAX_JSON_BYTES:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} allowed")
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: {error}") from None
-    if not isinstance(contents, dict):
-        raise ValueError(f"{file}: expected a JSON object")
-    return contents
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return result
-
-
-def read_weights(file: Path) -> StateDict:
-    """The tensors of a weights file, safetensors or PyTorch's format, as views on the file."""
-    if file.suffix != ".safetensors":
-        return torch_file.load(file)
-    return read_safetensors(file)
-
-
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-
-def read_safetensors(file: Path) -> StateDict:
-    """The tensors of a safetensors file, as views on the mapped file; repeated names and other types are refused."""
-    try:
-        with safetensors.safe_open(file, framework="numpy"):
-            pass  # checks the header: sizes, offsets, no overlap, no gap
-    except (safetensors.SafetensorError, OSError) as error:
-        raise torch_file.CheckpointError(f"{file}: not a safetensors file: {error}") from None
-    data = np.memmap(file, mode="r", dtype=np.uint8)
-    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    try:
-        header = json.loads(data[8:start].tobytes(), object_pairs_hook=_unique)
-    except ValueError as error:
-        raise torch_file.CheckpointError(f"{file}: {error}") from None
-    tensors = {}
-    for name, info in header.items():
-        if name == "__metadata__":
-            continue
-        if info["dtype"] not in _DTYPES:
-            raise torch_file.CheckpointError(
-                f"{file}: expected {name} of type {', '.join(_DTYPES)}, got {info['dtype']}"
-            )
-        first, last = info["data_offsets"]
-        tensors[name] = data[start + first : start + last].view(_DTYPES[info["dtype"]]).reshape(info["shape"])
-    return tensors

@@ -5,11 +5,18 @@ their shapes (`PRESETS`, from the repository's README), others come with their c
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, make_spec, stored_schedule
+from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import Dialect, StateDict, width_of
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.weights_file import Weights, about
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
+
+_CODE = "guided-diffusion"
 
 
 def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
@@ -64,13 +71,36 @@ DIALECT = Dialect(
 )
 
 
-class Setting(NamedTuple):
+class GuidedNetwork(NamedTuple):
     """A network of guided-diffusion, with what belongs to it and is not in the file."""
 
     name: str
     architecture: GuidedUnetSpec
     image_size: int
     schedule: ScheduleSpec
+
+
+def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+    """The checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
+    if options.model_flags is None:
+        network = recognise(weights.state)
+        how = f"the published {network.name} network, told by its shapes"
+        schedule = Known(network.schedule, how)
+    else:
+        flags_file = Path(options.model_flags)
+        with about(flags_file):
+            network = setting_from_flags(read_json(flags_file))
+        how = flags_file.name
+        schedule = by_convention(network.schedule, _CODE)
+    spec, facts = make_spec(
+        options,
+        network.architecture,
+        Known((network.image_size, network.image_size), how),
+        stored_schedule(weights) or schedule,
+        by_convention("epsilon", _CODE),
+    )
+    facts = weights.facts + facts
+    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, facts, network.name)
 
 
 # Constructor arguments of UNetModel, with its defaults; None: must be given.
@@ -100,7 +130,7 @@ _DEFAULTS: dict[str, Any] = {
 _NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resolutions")
 
 
-def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> Setting:
+def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> GuidedNetwork:
     """The network of UNetModel's constructor arguments; what our network does not have is refused by name.
 
     `attention_resolutions` are downsampling factors, as in the constructor. `learn_sigma` (from the repository's
@@ -147,7 +177,7 @@ def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> S
         scale_shift_norm=given["use_scale_shift_norm"],
         new_attention_order=given["use_new_attention_order"],
     )
-    return Setting(name, architecture, given["image_size"], ScheduleSpec())
+    return GuidedNetwork(name, architecture, given["image_size"], ScheduleSpec())
 
 
 def _learned_sigma(given: Mapping[str, Any]) -> bool:
@@ -168,7 +198,7 @@ def _num_classes(given: Mapping[str, Any]) -> int | None:
     return given["num_classes"]
 
 
-def _preset(name: str, size: int, channels: int, multipliers: tuple[float, ...], **flags: Any) -> Setting:
+def _preset(name: str, size: int, channels: int, multipliers: tuple[float, ...], **flags: Any) -> GuidedNetwork:
     """A published model: attention at 32×32, 16×16 and 8×8, learned variance, resampling residual blocks."""
     schedule = flags.pop("schedule", "linear")
     common = {
@@ -186,7 +216,7 @@ def _preset(name: str, size: int, channels: int, multipliers: tuple[float, ...],
     return setting_from_flags({**common, **flags}, name)._replace(schedule=ScheduleSpec(kind=schedule))
 
 
-def presets() -> dict[str, Setting]:
+def presets() -> dict[str, GuidedNetwork]:
     """The published models, by size; `256x256_uncond` is also LSUN's."""
     settings = (
         _preset(
@@ -204,10 +234,10 @@ def presets() -> dict[str, Setting]:
     return {setting.name: setting for setting in settings}
 
 
-def recognise(state: StateDict) -> Setting:
+def recognise(state: StateDict) -> GuidedNetwork:
     """The published model that these tensors are, by stem, depth and labels; `to_variables` checks the rest."""
     numbers = [name.split(".")[1] for name in state if name.startswith("input_blocks.")]
-    depth = 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+    depth = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
     stem_tensors = ("input_blocks.0.0.weight", "input_blocks.0.0.bias", "out.0.weight", "out.0.bias")
     stem = width_of(state, [(name, 0) for name in stem_tensors])
     for setting in presets().values():

@@ -4,9 +4,13 @@ Their blocks are numbered through, resampling steps included; the time embedding
 averaged along with the weights; GroupNorm's eps is PyTorch's default; the stride-2 convolutions pad both sides.
 """
 
+from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_spec, sample_size, stored_schedule
 from checkpoints_convert.mapping import Dialect, Level, StateDict, infer_ddpm_spec
-from dime_jax.models import DdpmUnetSpec
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.weights_file import Weights
+from dime_jax.models import DdpmUnetSpec, ScheduleSpec
 
+_CODE = "pytorch-ddpm"
 TIME_TABLE = "time_embedding.timembedding.0.weight"
 
 
@@ -63,11 +67,21 @@ DIALECT = Dialect(
 )
 
 
+def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+    """The checkpoint of a file's weights."""
+    architecture = infer_spec(weights.state)
+    steps = architecture.time_table_steps or ScheduleSpec.num_steps
+    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
+    prediction = by_convention("epsilon", _CODE)
+    spec, facts = make_spec(options, architecture, sample_size(weights), schedule, prediction)
+    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, weights.facts + facts)
+
+
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
     """The architecture, read off names and shapes (they determine all of it)."""
     parts = {tuple(name.split(".")[1:3]) for name in state if name.startswith("downblocks.")}
     levels = [Level([], False)]
-    for number in sorted({int(part[0]) for part in parts if part[0].isdigit()}):
+    for number in sorted({int(part[0]) for part in parts if part[0].isdecimal()}):
         if (str(number), "main") in parts:
             levels.append(Level([], False))
         else:

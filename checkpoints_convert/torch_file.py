@@ -73,9 +73,12 @@ def load(path: str | os.PathLike[str]) -> Any:
         problem = f"cannot be read: {error.strerror}"
     except CheckpointError as error:
         problem = str(error)
-    # Names in a file may hold anything, line breaks and terminal escapes included.
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{os.fspath(path)}: {problem}")
-    raise CheckpointError(line)
+    raise CheckpointError(printable(f"{os.fspath(path)}: {problem}"))
+
+
+def printable(text: str) -> str:
+    """A text for people; names in a file may hold anything, line breaks and terminal escapes included."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class _BoundedFile(io.FileIO):

@@ -168,7 +168,8 @@ class _Machine:
             raise CheckpointError(f"expected a name of two strings, got {kind(module)} and {kind(name)}")
         full_name = f"{shorten(module)}.{shorten(name)}"
         if full_name not in _GLOBALS:
-            raise CheckpointError(f"{full_name} is not allowed in a checkpoint (nothing was executed)")
+            advice = "; an object of a class: save the model's state_dict() instead" if name[:1].isupper() else ""
+            raise CheckpointError(f"{full_name} is not allowed in a checkpoint (nothing was executed){advice}")
         self.push(_GLOBALS[full_name])
 
     def reduce(self, _: None) -> None:

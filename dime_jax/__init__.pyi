@@ -16,7 +16,7 @@ from .attacks import (
     theory_phi,
 )
 from .auditing import AuditConfig, AuditResult, audit, compare
-from .checkpoints import load_denoiser
+from .checkpoints import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .denoiser import Denoiser
 from .denoiser_check import DenoiserCheck, check_denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
@@ -26,6 +26,7 @@ __all__ = [
     "Attack",
     "AuditConfig",
     "AuditResult",
+    "ConversionOptions",
     "Denoiser",
     "DenoiserCheck",
     "DimeStats",
@@ -33,6 +34,7 @@ __all__ = [
     "ErrorDecomposition",
     "IdealDenoiser",
     "NoiseSchedule",
+    "OpenedModel",
     "attacks",
     "audit",
     "calibration",
@@ -49,6 +51,7 @@ __all__ = [
     "load_denoiser",
     "loss",
     "metrics",
+    "open_model",
     "pia",
     "register_attack",
     "schedule_from_betas",

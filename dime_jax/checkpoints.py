@@ -1,26 +1,32 @@
-"""Model directories: orbax parameters + spec.json, written atomically and checked when opened; and training states.
+"""Opening whatever a user names as a model; model directories; and training states.
 
     MODEL/spec.json    {"format": "dime_jax model", "version": 1, "spec", "fingerprint", "metadata", "files"}
     MODEL/variables/   the network's variables, as an orbax checkpoint
+    CACHE/model-HASH/  a model directory that `open_model` converted, by its content, the options and the converter
     STATE/1000/        the training state after 1000 updates, as orbax's Checkpointer lays it out
 
-This is the only module that imports orbax, and only when it is used.
+A model directory is written atomically, and checked when it is opened. This is the only module that imports orbax, and
+only when it is used.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from dime_jax import models
 from dime_jax.denoiser import Denoiser
 
@@ -63,6 +69,75 @@ def save_model(
     return directory
 
 
+class OpenedModel(NamedTuple):
+    """A model, where it came from, in words, and a line on each thing that had to be known to convert it."""
+
+    denoiser: Denoiser
+    origin: str
+    facts: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """A few lines for people."""
+        return "\n  ".join([f"model {self.denoiser.name} ({self.origin})", *self.facts])
+
+
+def open_model(
+    model: str | os.PathLike[str] | Denoiser, cache: str | os.PathLike[str], options: ConversionOptions = NO_OPTIONS
+) -> OpenedModel:
+    """Open a Denoiser, a model directory, a shipped model by its name, or a checkpoint file or diffusers folder.
+
+    Args:
+      model: what a user names.
+      cache: where checkpoints are converted to: once, and again if they, the options or the converter change.
+      options: what a checkpoint does not say itself.
+
+    Raises:
+      ValueError: in one line, for what is none of these or cannot be converted faithfully, and for options that have
+        nothing to convert.
+    """
+    if isinstance(model, Denoiser):
+        return _needs_no_conversion(OpenedModel(model, "a Python object"), options)
+    path = Path(model)
+    if not path.exists():
+        return _needs_no_conversion(_opened(path, "shipped with dime_jax"), options)
+    if (path / _SPEC_FILE).is_file():
+        return _needs_no_conversion(_opened(path, "a model directory"), options)
+    from checkpoints_convert import convert
+
+    key = [_content_hash(path), options.identity(), convert.CONVERTER_VERSION]
+    directory = Path(cache) / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
+    if directory.exists():
+        return _opened(directory, f"converted from {path.name} before, kept in {directory.name}")
+    convert.convert(path, directory, options)
+    return _opened(directory, f"converted from {path.name}, kept in {directory.name}")
+
+
+def _opened(path: Path, origin: str) -> OpenedModel:
+    denoiser = load_denoiser(path)
+    facts = read_spec_file(_find(path))["metadata"].get("facts", [])
+    lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
+    # A stranger's file may hold anything, line breaks and terminal escapes included.
+    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
+
+
+def _needs_no_conversion(opened: OpenedModel, options: ConversionOptions) -> OpenedModel:
+    given = " ".join(f"--{name}={value}" for name, value in options.given().items())
+    if given:
+        raise ValueError(f"model {opened.denoiser.name} is {opened.origin} and not converted: expected no {given}")
+    return opened
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 over the names and bytes of a checkpoint file, or of everything in a folder."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(json.dumps([file.relative_to(path.parent).as_posix(), content]).encode())
+    return digest.hexdigest()
+
+
 def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
     """Open a model directory, or a shipped model by its name ("digits"), as a Denoiser.
 
@@ -77,8 +152,10 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
         spec = models.ModelSpec.from_json(contents["spec"])
     except ValueError as error:
         raise ValueError(f"{directory / _SPEC_FILE}: {error}") from None
-    if _file_sizes(directory / _VARIABLES) != contents["files"]:
+    files = _file_sizes(directory / _VARIABLES)
+    if files != contents["files"]:
         raise ValueError(f"{directory / _VARIABLES}: files are missing, truncated or added since the model was written")
+    _check_size(directory, spec, sum(files.values()))
     variables = _read_variables(directory, spec)
     found = fingerprint(variables, spec)
     if found != contents["fingerprint"]:
@@ -112,6 +189,8 @@ def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
     missing = {"spec", "fingerprint", "metadata", "files"} - contents.keys()
     if missing:
         raise ValueError(f"{file}: missing {', '.join(sorted(missing))}")
+    if not isinstance(contents["metadata"], dict):
+        raise ValueError(f"{file}: expected metadata to be a JSON object")
     return contents
 
 
@@ -185,6 +264,16 @@ def _file_sizes(directory: Path) -> dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
+def _check_size(directory: Path, spec: models.ModelSpec, held: int) -> None:
+    """Refuse a spec of a much larger network than the files hold, before anything of that size is built or traced.
+
+    Weights are stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
+    """
+    needed = 4 * models.num_values(spec.architecture)
+    if needed > 2 * held:
+        raise ValueError(f"{directory}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
+
+
 def _bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
@@ -243,7 +332,7 @@ def _new_directory(directory: Path) -> Iterator[Path]:
 
 
 def _alone() -> Any:
-    """An orbax context for one process of several: models are written by one and read by each, with no one waiting."""
+    """An orbax context for one process of several: models are read by each, with no one waiting."""
     from orbax.checkpoint import v1 as ocp
 
     process = jax.process_index()
@@ -255,6 +344,9 @@ def _alone() -> Any:
 
 
 def _write_variables(path: Path, variables: Any) -> None:
+    if jax.process_count() > 1:
+        _write_variables_apart(path, variables)
+        return
     from orbax.checkpoint import v1 as ocp
 
     context = _alone()
@@ -265,6 +357,29 @@ def _write_variables(path: Path, variables: Any) -> None:
     marker = path / "commit_success.txt"
     if marker.exists():
         marker.write_text("complete\n")  # orbax names the directory it wrote to, which is nobody's business
+
+
+def _write_variables_apart(path: Path, variables: Any) -> None:
+    """Write from a process outside of a run of several: orbax's `save` waits for all of them, whatever its context."""
+    leaves = {"/".join(key.key for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(variables)}
+    file = path.with_name("variables.npz")
+    np.savez(file, allow_pickle=False, **leaves)
+    script = "import sys; from dime_jax import checkpoints; checkpoints._write_variables_of(*sys.argv[1:])"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}  # devices are taken
+    command = [sys.executable, "-c", script, str(file), str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    file.unlink()
+    if done.returncode:
+        raise ValueError(f"{path} cannot be written: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def _write_variables_of(file: str, path: str) -> None:
+    tree: dict[str, Any] = {}
+    with np.load(file, allow_pickle=False) as leaves:
+        for name in leaves.files:
+            *parents, last = name.split("/")
+            functools.reduce(lambda inner, key: inner.setdefault(key, {}), parents, tree)[last] = leaves[name]
+    _write_variables(Path(path), tree)
 
 
 def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:

@@ -13,8 +13,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from checkpoints_convert.options import add_conversion_arguments, conversion_options
+
 if TYPE_CHECKING:
     import rich.console
+
+    from dime_jax.denoiser import Denoiser
 
 DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -27,11 +31,10 @@ def _audit(args: argparse.Namespace) -> int:
     from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _AUDIT_SETTINGS}
-    config = auditing.AuditConfig(**settings, options=_options(args))
+    config = auditing.AuditConfig(**settings, options=_options(args), conversion=conversion_options(args))
     for condition in args.fail_if:
         gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels())
-    result = auditing.audit(config)
-    return _show_audit(result, args)
+    return _show_audit(auditing.audit(config), args)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -50,7 +53,9 @@ def _compare(args: argparse.Namespace) -> int:
     from dime_jax.auditing import gate
 
     settings = {name: getattr(args, name) for name in _COMPARE_SETTINGS}
-    config = auditing.AuditConfig(model=args.before, **settings, options=_options(args))
+    config = auditing.AuditConfig(
+        model=args.before, **settings, options=_options(args), conversion=conversion_options(args)
+    )
     for condition in args.fail_if:
         gate.check_possible(condition, gate.COMPARE_KEYS, [])
     return _show_comparison(auditing.compare(config, args.after), args)
@@ -59,7 +64,6 @@ def _compare(args: argparse.Namespace) -> int:
 def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, model_check, pipeline, planning, scoring
     from dime_jax.auditing.config import PROFILES
-    from dime_jax.checkpoints import load_denoiser
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
@@ -67,7 +71,7 @@ def _score(args: argparse.Namespace) -> int:
     planning.check_tiers(args.attacks, args.queries)
     jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
     options = _options(args)
-    denoiser = load_denoiser(args.model)
+    denoiser = _open_model(args, args.run)
     if args.split:
         source = data.open_source(args.images)
         split = data.read_split(args.split, source)
@@ -116,10 +120,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from checkpoints_convert.convert import Options, convert, describe
+    from checkpoints_convert.convert import convert, describe
 
-    options = Options(args.dialect, args.weights, args.model_flags, args.image_size, args.schedule)
-    print(describe(convert(args.source, args.output, options)))
+    print(describe(convert(args.source, args.output, conversion_options(args))))
     return DONE
 
 
@@ -127,10 +130,9 @@ def _check_model(args: argparse.Namespace) -> int:
     import numpy as np
 
     from dime_jax import data
-    from dime_jax.checkpoints import load_denoiser
     from dime_jax.models.check import check_model
 
-    denoiser = load_denoiser(args.model)
+    denoiser = _open_model(args, args.output)
     source = data.open_source(args.images)
     transform = data.transform_for(source, denoiser.image_shape)
     batch = next(data.batches(source, min(args.count, len(source)), transform))
@@ -185,6 +187,14 @@ def _console() -> "rich.console.Console":
     import rich.console
 
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
+
+
+def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
+    from dime_jax.checkpoints import open_model
+
+    model = open_model(args.model, cache, conversion_options(args))
+    print(model.describe(), file=sys.stderr)
+    return model.denoiser
 
 
 def _options(args: argparse.Namespace) -> Any:
@@ -251,6 +261,7 @@ def _add_audit(commands: Any) -> None:
     audit.add_argument("--split", help="split file (.npz) of SecMI or dime-mia, instead of --members and --heldout")
     audit.add_argument("--randomised", action="store_true", help="a coin decided who became a member, before training")
     audit.add_argument("--delta", type=float, default=0.0, help="of the privacy bound (default 0)")
+    add_conversion_arguments(audit)
     _add_evidence_arguments(audit)
     _add_output_arguments(audit)
 
@@ -270,6 +281,7 @@ def _add_compare(commands: Any) -> None:
     compare.add_argument("--after", required=True, help="the model after")
     compare.add_argument("--members", help="images that both models were trained on, to calibrate with")
     compare.add_argument("--heldout", help="images like them that neither was trained on")
+    add_conversion_arguments(compare)
     _add_evidence_arguments(compare)
     _add_output_arguments(compare)
 
@@ -283,13 +295,14 @@ def _add_stages(commands: Any) -> None:
         "dime-jax score out/run --model models/mine --members a/ --heldout b/ --half calibration",
     )
     score.add_argument("run", type=pathlib.Path, help="directory of the run")
-    score.add_argument("--model", required=True, help="model directory, or the name of a shipped model")
+    score.add_argument("--model", required=True, help="as --model of audit")
     score.add_argument("--members", help="images that the model was trained on: a folder or source URI")
     score.add_argument("--heldout", help="images that it was not trained on")
     score.add_argument("--images", help="with --split: the source that the split's indices are about")
     score.add_argument("--split", help="split file (.npz) of SecMI or dime-mia, instead of --members and --heldout")
     score.add_argument("--half", choices=["calibration", "test"], default="calibration", help="default: calibration")
     score.add_argument("--tune", action="store_true", help="measure the fastest micro-batch first")
+    add_conversion_arguments(score)
     _add_grid_arguments(score)
     _add_query_arguments(score)
 
@@ -338,29 +351,24 @@ def _add_convert(commands: Any) -> None:
         "--source", required=True, help="checkpoint file (.pt, .ckpt, .safetensors) or diffusers folder"
     )
     convert.add_argument("--output", required=True, help="model directory to write; must not exist")
-    convert.add_argument("--dialect", default="auto", help="whose tensor names the checkpoint has (default auto)")
-    convert.add_argument("--weights", choices=["ema", "raw"], help="default: the EMA if there is one")
-    convert.add_argument("--model_flags", help="JSON file with a guided-diffusion network's constructor arguments")
-    convert.add_argument("--image_size", type=int, help="height and width, where the checkpoint does not hold them")
-    convert.add_argument(
-        "--schedule", help="linear[:T:START:END], scaled_linear[:…], cosine[:T] or a JSON file of betas"
-    )
+    add_conversion_arguments(convert)
 
 
 def _add_models(commands: Any) -> None:
-    models = commands.add_parser("models", help="look at model directories", epilog="example: dime-jax models check -h")
+    models = commands.add_parser("models", help="look at models", epilog="example: dime-jax models check -h")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = _add(
         actions,
         "check",
         _check_model,
-        "is a converted model alive? Noise-prediction error over t, and a sheet of samples",
+        "is a model alive? Noise-prediction error over t, and a sheet of samples",
         "dime-jax models check models/cifar10 --images cifar10:DIR --output out/check",
     )
-    check.add_argument("model", help="model directory, or the name of a shipped model")
+    check.add_argument("model", help="as --model of audit")
     check.add_argument("--images", required=True, help="a few images of the model's kind: a folder or source URI")
     check.add_argument("--output", type=pathlib.Path, required=True, help="directory for check.json and samples.png")
     check.add_argument("--count", type=int, default=16, help="how many images to use (default 16)")
+    add_conversion_arguments(check)
 
 
 def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:

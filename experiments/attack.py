@@ -2,19 +2,15 @@
 
     python -m experiments.attack --config=experiments/configs/cifar10.py:smoke --workdir=out/cifar10_smoke
 
-    WORKDIR/model     the model directory, from `experiments.train` or converted from the config's checkpoint
+    WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.pipeline`), and config.json, from which `experiments.tables` says how to
                       repeat it
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
 
-import hashlib
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -22,7 +18,7 @@ import numpy as np
 import rich.console
 from ml_collections.config_dict import ConfigDict
 
-import checkpoints_convert.convert as conversion
+from checkpoints_convert.options import ConversionOptions
 from dime_jax import checkpoints, data, model_check, pipeline, planning, scoring, training
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
@@ -49,12 +45,17 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
         transform = data.transform_for(study.source, tuple(attack.image_shape))
         members = np.stack([transform(study.source[i].image) for i in study.split.member])
         return IdealDenoiser(members, linear_schedule())
+    options = ConversionOptions()
     if attack.model == "converted":
-        on_first_process(lambda: convert(config, workdir))
-    if attack.model == "trained":
-        on_first_process(lambda: check_trained(config, workdir / "model", study))
-    directory = workdir / "model" if attack.model in ("converted", "trained") else attack.model
-    return together(lambda: checkpoints.load_denoiser(directory))
+        model, options = checkpoint(config, workdir)
+    elif attack.model == "trained":
+        model = workdir / "model"
+        on_first_process(lambda: check_trained(config, model, study))
+    else:
+        model = attack.model
+    if jax.process_count() > 1:  # one of them converts what has to be converted
+        on_first_process(lambda: checkpoints.open_model(model, workdir, options))
+    return together(lambda: checkpoints.open_model(model, workdir, options)).denoiser
 
 
 def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None:
@@ -71,35 +72,16 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
             raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
 
 
-def convert(config: ConfigDict, workdir: pathlib.Path) -> None:
-    """Convert the config's checkpoint to WORKDIR/model; a model that is there must have come from the same file."""
-    attack, directory = config.attack, generated_directory(workdir)
-    checkpoint = directory / generated.CHECKPOINT if config.data.generate else pathlib.Path(attack.checkpoint)
-    flags = directory / generated.MODEL_FLAGS if config.data.generate else pathlib.Path(attack.model_flags)
-    if checkpoint == pathlib.Path():
+def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, ConversionOptions]:
+    """The config's checkpoint, or the generated one, and its model flags if it has any."""
+    if config.data.generate:
+        directory = generated_directory(workdir)
+        file, flags = directory / generated.CHECKPOINT, directory / generated.MODEL_FLAGS
+        return file, ConversionOptions(model_flags=flags if flags.is_file() else None)
+    attack = config.attack
+    if not attack.checkpoint:
         raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
-    model = workdir / "model"
-    if not model.exists():
-        _convert(checkpoint, model, flags if flags.is_file() else None)
-        return
-    was = checkpoints.read_spec_file(model)["metadata"].get("sha256")
-    with checkpoint.open("rb") as file:
-        now = hashlib.file_digest(file, "sha256").hexdigest()
-    if was != now:
-        raise ValueError(f"{model} was not converted from {checkpoint}: take another workdir, or remove the model")
-
-
-def _convert(checkpoint: pathlib.Path, model: pathlib.Path, flags: pathlib.Path | None) -> None:
-    """Convert here, or from a run of several processes in a process outside of it: orbax would wait for all of them."""
-    if jax.process_count() == 1:
-        conversion.convert(checkpoint, model, conversion.Options(model_flags=flags))
-        return
-    command = [sys.executable, "-m", "checkpoints_convert", f"--source={checkpoint}", f"--output={model}"]
-    command += [] if flags is None else [f"--model_flags={flags}"]
-    # On the CPU, since the devices belong to this run.
-    done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(f"cannot convert {checkpoint}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return pathlib.Path(attack.checkpoint), ConversionOptions(model_flags=attack.model_flags or None)
 
 
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import checkpoints, pipeline
+from dime_jax import pipeline
 from dime_jax.report import figures
 from experiments import attack, model_figures, run_figures, synthetic
 from experiments.configs import digits_figures
@@ -47,7 +47,8 @@ def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
 
 def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) -> None:
     """The figures that ask the model, on the halves of the run in `workdir`."""
-    study, denoiser = open_study(config, workdir), checkpoints.load_denoiser(config.attack.model)
+    study = open_study(config, workdir)
+    denoiser = attack.load_model(config, workdir, study)
     halves, shape = pipeline.read_halves(workdir / "attack"), denoiser.image_shape
     calibration, test = (model_figures.read_half(study, half, shape) for half in halves)
     train = model_figures.read_images(study, study.split.member, shape)

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
-from checkpoints_convert import guided, mapping, secmi, torch_format
+from checkpoints_convert import guided, mapping, secmi, torch_writer
 from dime_jax import _validate, models
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec
 
@@ -158,7 +158,7 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
     else:
         raw, ema = (_random_state(secmi.DIALECT, _DDPM, rng) for _ in range(2))
         contents = {"net_model": raw, "ema_model": ema, "step": 0, "x_T": np.zeros((1, 3, 32, 32), np.float32)}
-    torch_format.write_zip(directory / CHECKPOINT, contents)
+    torch_writer.write_zip(directory / CHECKPOINT, contents)
 
 
 def _random_state(

@@ -132,9 +132,47 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
     assert (check / "samples.png").stat().st_size > 0
 
 
+def test_every_command_opens_what_needs_conversion(tmp_path, capsys):
+    """Without the image size, which this file does not hold, each asks for it; with it, each goes on."""
+    checkpoint, other = (str(GOLDEN / name) for name in ("ddpm_secmi_bare_legacy.pt", "ddpm_secmi.pt"))
+    members, heldout = (str(tmp_path / f"{name}.npz") for name in ("members", "heldout"))
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(members, images=pixels[:24])
+    np.savez(heldout, images=pixels[24:])
+    roles, few = ["--members", members, "--heldout", heldout], ["--attacks", "sima_l4"]
+    deletion = ["--before", checkpoint, "--after", other, "--candidates", members, "--heldout", heldout]
+    commands = (
+        ["convert", "--source", checkpoint, "--output", str(tmp_path / "model")],
+        ["models", "check", checkpoint, "--images", members, "--count", "2", "--output", str(tmp_path / "check")],
+        ["score", str(tmp_path / "run"), "--model", checkpoint, *roles, *few],
+        ["audit", "--model", checkpoint, *roles, *few, "--output", str(tmp_path / "audit")],
+        ["compare", *deletion, "--queries", "1", "--output", str(tmp_path / "compare")],
+    )
+    for command in commands:
+        assert cli.main(command) == 2, command
+        error = capsys.readouterr().err
+        assert "ddpm_secmi_bare_legacy.pt: expected --image_size" in error
+        assert error.count("\n") == 1
+    inferred = "noise schedule: linear from 0.0001 to 0.02, 1000 steps (by convention of pytorch-ddpm"
+    for command in commands[:4]:
+        assert cli.main([*command, "--image_size", "16"]) == 0, command
+        printed = capsys.readouterr()
+        assert inferred in (printed.out if command[0] == "convert" else printed.err)
+    results = json.loads((tmp_path / "audit" / "results.json").read_text())
+    assert results["settings"]["conversion"] == {"image_size": 16}
+    assert any(fact.startswith(inferred) for fact in results["model"]["facts"])
+    # The two files hold the same EMA weights: both were converted, with the option, before that was found.
+    assert cli.main([*commands[4], "--image_size", "16"]) == 2
+    assert "expected two different models" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["audit", "--image_size", "8"],
+            "model digits is shipped with dime_jax and not converted: expected no --image_s",
+        ),
         (["convert", "--source", "missing.pt", "--output", "model"], "no file or folder missing.pt"),
         (["convert", "--source", __file__, "--output", "model"], "not a PyTorch file"),
         (

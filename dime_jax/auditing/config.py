@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from dime_jax import _validate, planning, scoring
 from dime_jax.attacks import Setting, get_attack
 from dime_jax.data import Source
@@ -75,6 +76,7 @@ class AuditConfig:
         bound on ε an audit of differential privacy.
       seed: of halves, draws and resampling.
       options: how to run the queries.
+      conversion: what a checkpoint to convert does not say itself.
     """
 
     output: str | os.PathLike[str]
@@ -100,6 +102,7 @@ class AuditConfig:
     randomised: bool = False
     seed: int = 0
     options: scoring.Options = DEFAULT_OPTIONS
+    conversion: ConversionOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
         _validate.check_choice(self.profile, tuple(PROFILES), "profile")
@@ -162,6 +165,7 @@ class AuditConfig:
         """The settings that someone needs to repeat the audit."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["output"], fields["options"]
+        fields["conversion"] = self.conversion.given() or None
         return {name: _plain(value) for name, value in fields.items() if value is not None}
 
 

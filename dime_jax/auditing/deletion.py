@@ -22,7 +22,6 @@ from dime_jax.attacks import Setting
 from dime_jax.auditing import findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
-from dime_jax.auditing.opening import open_model
 from dime_jax.auditing.record import SCHEMA_VERSION, Choice, by_label, frozen_attacks, label, theory_weights
 from dime_jax.auditing.stages import (
     AuditResult,
@@ -33,6 +32,7 @@ from dime_jax.auditing.stages import (
     picture_statistics,
     say,
 )
+from dime_jax.checkpoints import open_model
 from dime_jax.denoiser import Denoiser
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.report import html, wording
@@ -52,7 +52,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     """
     if config.candidates is None:
         raise ValueError("expected candidates: the images whose deletion is to be checked")
-    models = [open_model(model, config.directory) for model in (config.model, after)]
+    models = [open_model(model, config.directory, config.conversion) for model in (config.model, after)]
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
     for warning in images.warnings:
@@ -63,7 +63,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     (decider, why), heldout, setting = _choose(config, models[0].denoiser, images)
     indices = np.concatenate([heldout, images.candidates])
     for name, model in zip(MODELS, models):
-        say(config, f"the model {name}: {model.denoiser.name} ({model.origin})")
+        say(config, f"{name}: {model.describe()}")
         scoring.score(
             model.denoiser,
             images.source,

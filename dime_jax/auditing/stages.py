@@ -16,8 +16,8 @@ from dime_jax import data, evidence, model_check, pipeline, scoring
 from dime_jax.auditing import cost, findings
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages, open_images
-from dime_jax.auditing.opening import OpenedModel, open_model
 from dime_jax.auditing.record import Choice, Record, choose_decider, label, read_record, theory_weights, write_record
+from dime_jax.checkpoints import OpenedModel, open_model
 from dime_jax.data import Split
 from dime_jax.denoiser import Denoiser
 from dime_jax.report import html
@@ -45,7 +45,7 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory)
+    model = open_model(config.model, config.directory, config.conversion)
     images = open_images(config, model.denoiser)
     say(config, _introduction(model, images))
     for warning in images.warnings:
@@ -183,6 +183,7 @@ def describe_model(model: OpenedModel) -> dict[str, Any]:
     return {
         "name": denoiser.name,
         "origin": model.origin,
+        "facts": list(model.facts),
         "fingerprint": denoiser.fingerprint,
         "image_shape": list(denoiser.image_shape),
         "num_classes": denoiser.num_classes,
@@ -287,7 +288,7 @@ def _introduction(model: OpenedModel, images: AuditImages) -> str:
     split = images.split
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))
-    return f"model {model.denoiser.name} ({model.origin}); " + ", ".join(f"{n:,} {what}" for n, what in counts if n)
+    return model.describe() + "\n" + ", ".join(f"{n:,} {what}" for n, what in counts if n)
 
 
 def say(config: AuditConfig, text: str) -> None:

@@ -3,6 +3,7 @@
 from dime_jax.models.build import build, denoise, init, param_shapes
 from dime_jax.models.ddpm_unet import DdpmUnet
 from dime_jax.models.guided_unet import GuidedUnet
+from dime_jax.models.size import num_values
 from dime_jax.models.spec import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "build",
     "denoise",
     "init",
+    "num_values",
     "param_shapes",
 ]

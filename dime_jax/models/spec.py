@@ -89,6 +89,8 @@ class UnetSpec:
         for name in ("level_channels", "attention_levels", "up_attention_levels"):
             self._check_tuple(name)
         check_integer(len(self.level_channels), 1, MAX_LEVELS, "number of level_channels")
+        for name in ("attention_levels", "up_attention_levels"):
+            check_integer(len(getattr(self, name) or ()), 0, MAX_LEVELS, f"number of {name}")
         check_integer(self.image_channels, 1, 64, "image_channels")
         check_integer(self.norm_groups, 1, MAX_CHANNELS, "norm_groups")
         for name in ("stem_channels", "time_features", "time_channels"):
@@ -330,10 +332,10 @@ def _fields(value: Any, spec_class: Any, name: str) -> dict[str, Any]:
     """`value` as keyword arguments of `spec_class`, with exactly its fields."""
     expected = {field.name for field in dataclasses.fields(spec_class)}
     given = set(_mapping(value, name))
-    problems = [f"unknown {key!r}" for key in sorted(given - expected)]
+    problems = [f"unknown {_short(key)}" for key in sorted(given - expected)]
     problems += [f"missing {key!r}" for key in sorted(expected - given)]
     if problems:
-        raise ValueError(f"bad fields in {name}: {', '.join(problems)}")
+        raise ValueError(f"bad fields in {name}: {', '.join(problems[:5])}")
     return dict(value)
 
 

@@ -23,8 +23,8 @@ def data_section(source: str) -> ConfigDict:
 def attack_section() -> ConfigDict:
     """All attacks over the authors' grids on the model that was trained in the same workdir."""
     attack = ConfigDict()
-    # "trained": WORKDIR/model; "converted": `checkpoint`, converted to WORKDIR/model; "closed_form": the ideal denoiser
-    # of the members; else a model directory or the name of a shipped model.
+    # "trained": WORKDIR/model; "converted": `checkpoint`, converted to WORKDIR/model-HASH; "closed_form": the ideal
+    # denoiser of the members; else a model as `dime_jax.open_model` takes it.
     attack.model = "trained"
     attack.checkpoint = ""
     attack.model_flags = ""  # for guided-diffusion checkpoints that are not among the published ones

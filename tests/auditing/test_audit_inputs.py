@@ -1,7 +1,5 @@
 """What an audit is given: traps are answered in one line, before any query."""
 
-import json
-
 import numpy as np
 import pytest
 from memoriser import SHAPE, config, images, memoriser, source
@@ -9,7 +7,6 @@ from PIL import Image
 
 import dime_jax as dj
 from dime_jax.auditing import images as audit_images
-from dime_jax.auditing import opening
 
 MODEL = memoriser(images(30, 0))
 MEMBERS, HELDOUT = source(images(60, 0), "m"), source(images(60, 1), "h")
@@ -142,44 +139,3 @@ def test_a_split_file_names_members_and_held_out_images(tmp_path):
     dj.data.write_split(tmp_path / "split.npz", dj.data.Split(np.arange(30), np.arange(30, 60)))
     found = opened(tmp_path, images=MEMBERS, split=tmp_path / "split.npz")
     np.testing.assert_array_equal(found.split.heldout, np.arange(30, 60))
-
-
-# ------------------------------------------------------------------------------------------------------------- models
-
-
-def pipeline_folder(path, parts, network="UNet2DModel"):
-    path.mkdir()
-    index = {"_class_name": "SomePipeline", **{part: ["library", "Class"] for part in parts}, "safety": [None, None]}
-    (path / "model_index.json").write_text(json.dumps(index))
-    (path / "unet").mkdir()
-    (path / "unet" / "config.json").write_text(json.dumps({"_class_name": network}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("parts", "network", "why"),
-    [
-        (["vae", "unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a latent-diffusion"),
-        (["vqvae", "unet"], "UNet2DModel", r"latent-diffusion model \(it holds vqvae\)"),
-        (["unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a text-to-image model"),
-        (["unet"], "UNet2DConditionModel", r"text-to-image model \(it holds UNet2DConditionModel\)"),
-    ],
-)
-def test_latent_and_text_models_are_refused_with_the_reason(tmp_path, parts, network, why):
-    with pytest.raises(ValueError, match=why) as error:
-        opening.open_model(pipeline_folder(tmp_path / "model", parts, network), tmp_path / "cache")
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_latent_checkpoint_is_told_by_its_tensors(tmp_path):
-    from safetensors.numpy import save_file
-
-    save_file({"first_stage_model.decoder.weight": np.zeros(2, np.float32)}, tmp_path / "sd.safetensors")
-    with pytest.raises(ValueError, match="latent-diffusion model"):
-        opening.open_model(tmp_path / "sd.safetensors", tmp_path / "cache")
-
-
-def test_a_missing_model_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match="no model directory 'nowhere', and no shipped model of that name"):
-        opening.open_model("nowhere", tmp_path)

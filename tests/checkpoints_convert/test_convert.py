@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_convert import diffusers, guided, torch_file
-from checkpoints_convert.convert import Options, convert, open_checkpoint
-from checkpoints_convert.torch_format import write_zip
+from checkpoints_convert import guided, torch_file, weights_file
+from checkpoints_convert.convert import CONVERTER_VERSION, convert, describe, open_checkpoint
+from checkpoints_convert.options import ConversionOptions as Options
+from checkpoints_convert.torch_writer import write_zip
 from dime_jax import checkpoints
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 2e-5  # of the output's standard deviation
+SIZE = Options(image_size=16)  # which ddim's files do not hold
 
 
 def flags(name):
@@ -42,7 +44,11 @@ def flags(name):
 def test_golden_outputs(source, options, expected, output, dialect, weights, tmp_path):
     directory = convert(GOLDEN / source, tmp_path / "model", options)
     metadata = checkpoints.read_spec_file(directory)["metadata"]
-    assert (metadata["dialect"], metadata["weights"], metadata["converter_version"]) == (dialect, weights, 1)
+    assert (metadata["dialect"], metadata["weights"], metadata["converter_version"]) == (
+        dialect,
+        weights,
+        CONVERTER_VERSION,
+    )
     assert len(metadata["sha256"]) == 64
     assert metadata["source"] == ("diffusion_pytorch_model.safetensors" if dialect == "diffusers" else source)
     denoiser = checkpoints.load_denoiser(directory)
@@ -56,7 +62,7 @@ def test_golden_outputs(source, options, expected, output, dialect, weights, tmp
 
 
 def test_the_lists_raw_weights_are_its_first_entry(tmp_path):
-    directory = convert(GOLDEN / "ddpm_ddim_train_list.pt", tmp_path / "m", Options(weights="raw"))
+    directory = convert(GOLDEN / "ddpm_ddim_train_list.pt", tmp_path / "m", Options(weights="raw", image_size=16))
     assert checkpoints.read_spec_file(directory)["metadata"]["weights"] == "raw"
     assert not np.any(checkpoints.load_denoiser(directory).params["params"]["conv_in"]["kernel"])  # all zeros there
 
@@ -83,7 +89,7 @@ def test_all_problems_in_one_error(tmp_path):
     state["mid.attn_1.q.bias"] = np.zeros(64, np.int64)
     write_zip(tmp_path / "bad.pt", state)
     with pytest.raises(ValueError, match="5 bad tensors") as error:
-        convert(tmp_path / "bad.pt", tmp_path / "m")
+        convert(tmp_path / "bad.pt", tmp_path / "m", SIZE)
     for part in (
         "missing temb.dense.1.bias [128]",
         "missing down.0.block.0.conv1.bias [32]",
@@ -102,7 +108,7 @@ def test_bad_numbers_are_all_named(tmp_path):
     state["norm_out.bias"] = np.full(32, 1e300)  # beyond float32
     write_zip(tmp_path / "bad.pt", state)
     with pytest.raises(ValueError, match="3 bad tensors") as error:
-        convert(tmp_path / "bad.pt", tmp_path / "m")
+        convert(tmp_path / "bad.pt", tmp_path / "m", SIZE)
     for part in ("conv_in.bias: 32 of 32", "conv_out.bias: 1 of 3", "norm_out.bias: 32 of 32"):
         assert part in str(error.value)
 
@@ -114,12 +120,12 @@ def test_dtypes_prefixes_and_wrappers(tmp_path):
     for index, name in enumerate(names):
         state[name] = state[name].astype([np.float16, np.float64, np.float32][index % 3])
     write_zip(tmp_path / "a.pt", {"model": {f"module.{name}": state[name] for name in names}, "step": 3})
-    plain = open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options())
-    checkpoint = open_checkpoint(tmp_path / "a.pt", Options())
-    assert (checkpoint.weights, checkpoint.spec) == ("raw", plain.spec)
-    assert checkpoint.spec.image_shape == (32, 32, 3)
+    plain = open_checkpoint(GOLDEN / "ddpm_ddim.pt", SIZE)
+    checkpoint = open_checkpoint(tmp_path / "a.pt", SIZE)
+    assert (checkpoint.weights, checkpoint.spec) == ("only", plain.spec)
+    assert checkpoint.spec.image_shape == (16, 16, 3)
     assert checkpoint.state.keys() == plain.state.keys()
-    first, second = (convert(file, tmp_path / file.stem) for file in (tmp_path / "a.pt", GOLDEN / "ddpm_ddim.pt"))
+    first, second = (convert(file, tmp_path / file.stem, SIZE) for file in (tmp_path / "a.pt", GOLDEN / "ddpm_ddim.pt"))
     assert checkpoints.read_spec_file(first)["fingerprint"] == checkpoints.read_spec_file(second)["fingerprint"]
 
 
@@ -134,7 +140,7 @@ def test_refusals_about_the_file(tmp_path):
     write_zip(tmp_path / "x.pt", {"fc.weight": np.zeros((2, 2), np.float32)})
     refused(tmp_path / "x.pt", out, "unknown network")
     write_zip(tmp_path / "y.pt", {"ema_model": 3, "step": 1})
-    refused(tmp_path / "y.pt", out, "no weights")
+    refused(tmp_path / "y.pt", out, "no weights: .* got a dict of ema_model, step")
     write_zip(tmp_path / "z.pt", [])
     refused(tmp_path / "z.pt", out, "no weights")
     unet = GOLDEN / "ddpm_diffusers" / "unet" / "diffusion_pytorch_model.safetensors"
@@ -149,7 +155,7 @@ def test_refusals_about_the_file(tmp_path):
 
 def test_schedule_option():
     def schedule(text):
-        return open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=text)).spec.schedule
+        return open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=text, image_size=16)).spec.schedule
 
     assert schedule("cosine:50").num_steps == 50
     assert schedule("linear:10:0.1:0.2").beta_end == 0.2
@@ -162,12 +168,66 @@ def test_schedule_option():
 def test_schedule_from_a_file(tmp_path):
     file = tmp_path / "betas.json"
     file.write_text("[0.1, 0.2, 0.3]")
-    spec = open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=str(file))).spec
+    spec = open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=str(file), image_size=16)).spec
     np.testing.assert_allclose(spec.schedule.build().abar(2), 0.9 * 0.8 * 0.7, rtol=1e-6)
     for text in ('{"a": 1}', "[0.1", '["x"]'):
         file.write_text(text)
         with pytest.raises(ValueError, match="beta"):
-            open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=str(file)))
+            open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(schedule=str(file), image_size=16))
+
+
+# What a file does not say is asked for, or inferred in words.
+
+
+def test_the_image_size_is_never_guessed(tmp_path):
+    for name in ("ddpm_ddim.pt", "ddpm_ddim_train_list.pt", "ddpm_secmi_bare_legacy.pt"):
+        refused(
+            GOLDEN / name, tmp_path / "m", rf"{name}: expected --image_size .*: the checkpoint does not hold the im"
+        )
+    checkpoint = open_checkpoint(GOLDEN / "ddpm_secmi.pt")
+    assert checkpoint.spec.image_shape == (16, 16, 3)
+    assert "image size: 16 x 16 (x_T in the file)" in checkpoint.facts
+    checkpoint = open_checkpoint(GOLDEN / "ddpm_secmi.pt", Options(image_size=32))
+    assert checkpoint.spec.image_shape == (32, 32, 3)
+    assert "image size: 32 x 32 (as given, instead of 16 x 16)" in checkpoint.facts
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "code"),
+    [
+        ("ddpm_secmi.pt", Options(), "pytorch-ddpm"),
+        ("ddpm_ddim.pt", SIZE, "ermongroup/ddim"),
+        ("guided_cond.pt", flags("guided_cond"), "guided-diffusion"),
+    ],
+)
+def test_conventions_are_said_and_recorded(source, options, code, tmp_path):
+    directory = convert(GOLDEN / source, tmp_path / "m", options)
+    facts = checkpoints.read_spec_file(directory)["metadata"]["facts"]
+    convention = f"(by convention of {code}; the file does not say)"
+    assert f"noise schedule: linear from 0.0001 to 0.02, 1000 steps {convention}" in facts
+    assert f"prediction: epsilon {convention}" in facts
+    assert all(fact in describe(directory) for fact in facts)
+
+
+def test_what_is_given_replaces_the_convention():
+    given = Options(image_size=16, schedule="cosine:50", prediction="v_prediction")
+    checkpoint = open_checkpoint(GOLDEN / "ddpm_ddim.pt", given)
+    assert (checkpoint.spec.schedule.kind, checkpoint.spec.prediction) == ("cosine", "v_prediction")
+    assert "prediction: v_prediction (as given, instead of epsilon)" in checkpoint.facts
+    with pytest.raises(ValueError, match="unknown prediction 'score'; expected one of epsilon, sample, v_prediction"):
+        open_checkpoint(GOLDEN / "ddpm_ddim.pt", Options(image_size=16, prediction="score"))
+
+
+def test_a_bare_unet_folder_needs_schedule_and_prediction(tmp_path):
+    unet, out = GOLDEN / "ddpm_diffusers" / "unet", tmp_path / "m"
+    refused(unet, out, r"expected --schedule \(.*\) and --prediction \(epsilon or sample or v_prediction\)")
+    refused(
+        unet,
+        out,
+        r"expected --prediction [^-]*: the checkpoint does not hold the prediction",
+        Options(schedule="linear"),
+    )
+    refused(unet, out, r"expected --schedule [^-]*: .* the noise schedule", Options(prediction="sample"))
 
 
 # diffusers folders
@@ -205,7 +265,8 @@ def edit(file, **changes):
         ({"downsample_type": "resnet"}, "downsample_type"),
         ({"attn_norm_num_groups": 8}, "attn_norm_num_groups"),
         ({"down_block_types": ["DownBlock2D", "SkipDownBlock2D"]}, "SkipDownBlock2D"),
-        ({"out_channels": 6}, "out_channels=6"),
+        ({"out_channels": 6}, r"out_channels=6: expected in_channels = 3, as its variance is not learned"),
+        ({"in_channels": "3"}, r"expected in_channels to be an integer in \[1, 8192\], got in_channels='3'"),
         ({"attention_head_dim": 48}, "head_channels=48"),
         ({"norm_eps": None}, "norm_eps"),
         ({"sample_size": 10**9}, "image size"),
@@ -222,6 +283,8 @@ def test_unet_configs_that_cannot_be_honoured(folder, tmp_path, change, message)
     [
         ({"_class_name": "EulerDiscreteScheduler"}, "EulerDiscreteScheduler"),
         ({"beta_schedule": "sigmoid"}, "beta_schedule='sigmoid'"),
+        ({"beta_schedule": ["linear"]}, "beta_schedule="),
+        ({"variance_type": "learned"}, r"out_channels=3: expected 2 \* in_channels = 6, as its variance is learned"),
         ({"prediction_type": "flow"}, "prediction_type='flow'"),
         ({"use_karras_sigmas": True}, "use_karras_sigmas"),
         ({"num_train_timesteps": 10**9}, "num_steps"),
@@ -250,11 +313,44 @@ def test_schedulers(folder, change, kind, prediction):
     assert spec.schedule.zero_terminal_snr == change.get("rescale_betas_zero_snr", False)
 
 
+def test_defaults_of_diffusers_are_said(folder):
+    edit(folder / "scheduler" / "scheduler_config.json", prediction_type="DELETE", beta_end="DELETE")
+    edit(folder / "unet" / "config.json", dropout="DELETE", sample_size="DELETE")
+    facts = open_checkpoint(folder, SIZE).facts
+    assert "image size: 16 x 16 (as given)" in facts
+    assert "prediction: epsilon (diffusers' default; scheduler_config.json does not say)" in facts
+    assert any("1000 steps (scheduler_config.json, with diffusers' defaults for beta_end" in fact for fact in facts)
+    assert any("defaults, where config.json does not say: " in fact and "dropout=0.0" in fact for fact in facts)
+
+
+def test_a_learned_variance_without_a_scheduler_is_told_by_the_channels(folder):
+    edit(folder / "unet" / "config.json", out_channels=6)
+    checkpoint = open_checkpoint(folder / "unet", Options(schedule="linear", prediction="epsilon"))
+    assert checkpoint.spec.architecture.learned_sigma
+    assert any(fact.startswith("variance: learned (out_channels is twice in_channels") for fact in checkpoint.facts)
+
+
+def test_paths_are_named_once(folder, tmp_path):
+    flags_file = tmp_path / "flags.json"
+    flags_file.write_text("{}")
+    for file, text in [("unet/config.json", "{"), ("scheduler/scheduler_config.json", "{"), ("model_index.json", "[]")]:
+        whole = (folder / file).read_text()
+        (folder / file).write_text(text)
+        with pytest.raises(ValueError, match=f"{file}: ") as error:
+            convert(folder, tmp_path / "m")
+        assert str(error.value).count(str(folder)) == 1
+        (folder / file).write_text(whole)
+    with pytest.raises(ValueError, match=r"^[^:]*flags.json: missing model flags") as error:
+        convert(GOLDEN / "guided_cond.pt", tmp_path / "m", Options(model_flags=flags_file))
+    edit(folder / "model_index.json", unet=3)
+    refused(folder, tmp_path / "m", "model_index.json: expected unet from the library 'diffusers', got 3")
+
+
 def test_layouts_of_diffusers_folders(folder, tmp_path):
     """unet/ alone, everything in the root (as google/ddpm-cifar10-32), .bin weights, old attention names, EMA."""
     wanted = open_checkpoint(folder, Options())
-    alone = open_checkpoint(folder / "unet", Options())
-    assert alone.spec == wanted.spec  # its schedule is the default one
+    alone = open_checkpoint(folder / "unet", Options(schedule="linear", prediction="epsilon"))
+    assert alone.spec == wanted.spec
 
     flat = shutil.copytree(folder / "unet", tmp_path / "flat")
     shutil.copy(folder / "model_index.json", flat)
@@ -289,7 +385,7 @@ def test_safetensors_with_bfloat16_and_repeated_names(tmp_path):
 
     def write(text):
         (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text.encode() + data)
-        return diffusers.read_safetensors(tmp_path / "x.safetensors")
+        return weights_file.read(tmp_path / "x.safetensors")
 
     np.testing.assert_array_equal(write(json.dumps(header))["a"].astype(np.float32), [1.5, -2])
     text = json.dumps(header["a"])
@@ -360,8 +456,11 @@ def run(*arguments):
 def test_command_line(tmp_path):
     done = run("--source", GOLDEN / "ddpm_secmi.pt", "--output", tmp_path / "m")
     assert done.returncode == 0, done.stderr
-    for part in ("dialect: secmi", "weights: ema", "image_shape: [16, 16, 3]"):
+    for part in (
+        *("dialect: secmi", "weights: ema", "image_shape: [16, 16, 3]", "weights: ema_model (EMA)"),
+        "noise schedule: linear from 0.0001 to 0.02, 1000 steps (by convention of pytorch-ddpm; the file does not say)",
+    ):
         assert part in done.stdout
     again = run("--source", GOLDEN / "ddpm_secmi.pt", "--output", tmp_path / "m")
-    assert again.returncode == 1
-    assert again.stderr.strip() == f"error: output {tmp_path / 'm'} exists already; nothing was written"
+    assert again.returncode == 2
+    assert again.stderr.strip() == f"dime-jax: output {tmp_path / 'm'} exists already; nothing was written"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert import guided, mapping, secmi
-from checkpoints_convert.torch_format import Streamed, write_zip
+from checkpoints_convert.torch_writer import Streamed, write_zip
 from dime_jax import checkpoints
 from dime_jax.models import DdpmUnetSpec
 
@@ -52,7 +52,8 @@ def parameter_bytes(denoiser):
 
 def test_secmi_cifar10(tmp_path):
     spec = DdpmUnetSpec(time_table_steps=1000, norm_eps=1e-5, symmetric_downsample=True)
-    write_random(tmp_path / "ckpt.pt", secmi.DIALECT, spec, lambda state: {"ema_model": state, "step": 1})
+    x_t = np.zeros((1, 3, 32, 32), np.float32)
+    write_random(tmp_path / "ckpt.pt", secmi.DIALECT, spec, lambda state: {"ema_model": state, "step": 1, "x_T": x_t})
     peak = convert_apart(tmp_path / "ckpt.pt", tmp_path / "model")
     denoiser = checkpoints.load_denoiser(tmp_path / "model")
     assert parameter_bytes(denoiser) == 4 * 35_746_307

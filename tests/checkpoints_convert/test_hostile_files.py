@@ -20,11 +20,9 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from checkpoints_convert.torch_format import (
+from checkpoints_convert.torch_writer import (
     UNTYPED,
-    Call,
     Global,
-    Storage,
     Streamed,
     legacy_blocks,
     pickle_tree,
@@ -32,6 +30,8 @@ from checkpoints_convert.torch_format import (
     write_records,
     write_zip,
 )
+from checkpoints_convert.torch_writer import PickledCall as Call
+from checkpoints_convert.torch_writer import PickledStorage as Storage
 from tests.checkpoints_convert.test_torch_file import assert_same
 
 FLOAT = Global("torch", "FloatStorage")

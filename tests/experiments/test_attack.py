@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
 from dime_jax import checkpoints, planning, processes, score_table
-from experiments import attack, figures, runs, study, tables
+from experiments import attack, figures, generated, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
@@ -50,7 +51,8 @@ class TestSmoke:
         once = sum(costs[n] for n in names)
         assert results["queries_made"] == 8 * (once + 1) + 8 * once + results["model_check"]["queries"]
         assert not results["model_check"]["passed"]  # these networks are random
-        metadata = checkpoints.read_spec_file(smoke(name) / "model")["metadata"]
+        (model,) = smoke(name).glob("model-*")
+        metadata = checkpoints.read_spec_file(model)["metadata"]
         assert metadata["dialect"] == DIALECTS.get(name, "secmi")
         assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
 
@@ -77,15 +79,12 @@ class TestSmoke:
         names = {f"{name}.{suffix}" for name in figures.RUN_FIGURES for suffix in ("png", "svg", "json")}
         assert {path.name for path in (tmp_path / "figures").iterdir()} == names
 
-    def test_a_model_from_another_checkpoint_is_refused(self, smoke, tmp_path):
-        config = get_config("cifar10", "smoke").unlock()
-        config.data.generate = False
-        config.attack.checkpoint = str(smoke("cifar100") / "generated" / "checkpoint.pt")
-        attack.convert(config, tmp_path)
-        attack.convert(config, tmp_path)
-        config.attack.checkpoint = str(smoke("imagenet256") / "generated" / "checkpoint.pt")
-        with pytest.raises(ValueError, match=r"was not converted from .*checkpoint\.pt: take another workdir"):
-            attack.convert(config, tmp_path)
+    def test_another_checkpoint_is_refused(self, smoke, tmp_path):
+        shutil.copytree(smoke("cifar100"), tmp_path / "w")
+        workdirs = (smoke("cifar10"), tmp_path / "w")
+        shutil.copy(*(study.generated_directory(workdir) / generated.CHECKPOINT for workdir in workdirs))
+        with pytest.raises(ValueError, match=r"cannot continue the score table .*: model was"):
+            attack.run(get_config("cifar100", "smoke"), tmp_path / "w")
 
     def test_scrambled_labels_only_as_published(self, smoke):
         config = get_config("imagenet256", "smoke")
@@ -149,7 +148,7 @@ class TestConfigs:
 
     def test_missing_checkpoint_is_named(self, tmp_path):
         with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
-            attack.convert(get_config("cifar10"), tmp_path)
+            attack.checkpoint(get_config("cifar10"), tmp_path)
 
 
 def closed_form_config(names=("loss", "sima_l4", "dime"), **changes):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -79,6 +80,14 @@ def test_bad_saves_leave_nothing(variables, saved, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_process_of_several_writes_the_same_model(saved, variables, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        model = checkpoints.save_model(tmp_path / "m", SPEC, variables)
+    assert checkpoints.load_denoiser(model).fingerprint == checkpoints.load_denoiser(saved).fingerprint
+    assert sorted(entry.name for entry in model.iterdir()) == ["spec.json", "variables"]
+
+
 def test_interrupted_write_leaves_nothing(variables, tmp_path, monkeypatch):
     def fail(path, variables):
         path.mkdir()
@@ -94,6 +103,7 @@ def refused(path, message):
     with pytest.raises(ValueError, match=message) as error:
         checkpoints.load_denoiser(path)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def edit(model, **changes):
@@ -122,6 +132,32 @@ def test_changed_specs_and_missing_weights_are_refused(model):
     refused(model, "prediction")
     edit(model, spec=spec | {"architecture": spec["architecture"] | {"num_classes": 5}})
     refused(model, "cannot be read")
+
+
+HOSTILE = {
+    "channels": {"level_channels": [8192], "stem_channels": 8192},
+    "levels": {"level_channels": [8] * 10, "num_res_blocks": 16, "attention_levels": list(range(10))},
+    "everything": {"level_channels": [8192] * 10, "num_res_blocks": 16, "attention_levels": list(range(10))},
+    "time table": {"time_table_steps": 100_000, "time_features": 8192},
+    "classes": {"num_classes": 100_000, "time_channels": 8192},
+    "attention": {"attention_levels": [0] * 1_000_000},
+    "fields": {f"field_{i}": 0 for i in range(200_000)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_absurd_specs_are_refused_before_anything_is_built(model, name, monkeypatch):
+    spec = SPEC.to_json()
+    edit(model, spec=spec | {"image_shape": [512, 512, 1], "architecture": spec["architecture"] | HOSTILE[name]})
+    monkeypatch.setattr(models, "param_shapes", lambda spec: pytest.fail("traced"))
+    start = time.process_time()
+    refused(model, "bytes of weights for the network of its spec|number of attention_levels|bad fields in architecture")
+    assert time.process_time() - start < 2
+
+
+def test_metadata_that_are_no_object_are_refused(model):
+    edit(model, metadata=[])
+    refused(model, "expected metadata to be a JSON object")
 
 
 def test_damaged_weights_are_refused(model):

@@ -6,7 +6,7 @@ Run with `make parity`; needs torch and diffusers.
 import numpy as np
 import pytest
 
-from checkpoints_convert.convert import Options, convert
+from checkpoints_convert.convert import convert
 from dime_jax import checkpoints
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ def test_unet2d(config, scheduler, tmp_path):
     noise_schedule = diffusers.DDPMScheduler(num_train_timesteps=200, **scheduler)
     unet.save_pretrained(tmp_path / "pipeline" / "unet")
     noise_schedule.save_pretrained(tmp_path / "pipeline" / "scheduler")
-    denoiser = checkpoints.load_denoiser(convert(tmp_path / "pipeline", tmp_path / "model", Options()))
+    denoiser = checkpoints.load_denoiser(convert(tmp_path / "pipeline", tmp_path / "model"))
 
     abar = noise_schedule.alphas_cumprod.double().numpy()
     np.testing.assert_allclose(denoiser.schedule.abar(np.arange(200)), abar, rtol=2e-4, atol=1e-7)

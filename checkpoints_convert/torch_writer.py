@@ -4,8 +4,8 @@
     write_legacy(path, ...)                             # as before PyTorch 1.6
 
 Arrays become tensors the way PyTorch's views do: arrays with a common base share a storage, and keep their offset and
-strides in it. `Streamed` stands for a large tensor that is made block by block while it is written. `Global`, `Call`
-and `Storage` put anything else into the pickle, for files that PyTorch would not write.
+strides in it. `Streamed` stands for a large tensor that is made block by block while it is written. `Global`,
+`PickledCall` and `PickledStorage` put anything else into the pickle, for files that PyTorch would not write.
 """
 
 import io
@@ -52,7 +52,7 @@ class Global(NamedTuple):
 UNTYPED = Global("torch.storage", "UntypedStorage")
 
 
-class Call(NamedTuple):
+class PickledCall(NamedTuple):
     """A function call in the pickle, with the state that BUILD sets on its result."""
 
     function: Any
@@ -81,7 +81,7 @@ class Parameter(NamedTuple):
     data: Any
 
 
-class Storage(NamedTuple):
+class PickledStorage(NamedTuple):
     """A storage by its description alone; its elements, if it has any, come from `extra`."""
 
     kind: Global
@@ -93,7 +93,7 @@ class Storage(NamedTuple):
 def write_zip(
     path: str | Path, tree: Any, protocol: int = 2, root: str = "archive", extra: Stored | None = None
 ) -> None:
-    """Write `tree`; `extra` holds the elements of the storages that it mentions by `Storage`."""
+    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`."""
     pickled, stored = pickle_tree(tree, protocol, extra=extra)
     records = {f"data/{key}": storage for key, storage in stored.items()}
     write_records(path, {"data.pkl": pickled, "byteorder": b"little", **records, "version": b"3\n"}, root)
@@ -118,7 +118,7 @@ def write_records(path: str | Path | BinaryIO, records: dict[str, Any], root: st
 
 
 def write_legacy(path: str | Path, tree: Any, protocol: int = 2, extra: Stored | None = None) -> None:
-    """Write `tree`; `extra` holds the elements of the storages that it mentions by `Storage`."""
+    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`."""
     pickled, stored = pickle_tree(tree, protocol, legacy=True, extra=extra)
     with open(path, "wb") as file:
         for block in legacy_blocks(pickled, stored):
@@ -176,7 +176,7 @@ class _TorchPickler(pickle._Pickler):
     dispatch[Global] = save_name
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Call):
+        if isinstance(obj, PickledCall):
             return obj.function, obj.arguments, obj.state
         if isinstance(obj, Parameter):
             return Global("torch._utils", "_rebuild_parameter"), (obj.data, True, OrderedDict())
@@ -189,7 +189,7 @@ class _TorchPickler(pickle._Pickler):
             return Global("torch._utils", "_rebuild_tensor_v2"), arguments
         return NotImplemented
 
-    def storage_of(self, array: np.ndarray | Streamed) -> tuple[Storage, int, tuple[int, ...]]:
+    def storage_of(self, array: np.ndarray | Streamed) -> tuple[PickledStorage, int, tuple[int, ...]]:
         """The storage of an array, with its offset and strides in it, in elements."""
         base: Any
         owner: Any
@@ -209,11 +209,11 @@ class _TorchPickler(pickle._Pickler):
         dtype = np.dtype(array.dtype)
         kind = Global("torch", STORAGE_NAMES[dtype.name]) if dtype.name in STORAGE_NAMES else UNTYPED
         nbytes = _nbytes(base)
-        storage = Storage(kind, self.keys[id(base)], nbytes if kind == UNTYPED else nbytes // dtype.itemsize)
+        storage = PickledStorage(kind, self.keys[id(base)], nbytes if kind == UNTYPED else nbytes // dtype.itemsize)
         return storage, offset, strides
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, Storage):
+        if not isinstance(obj, PickledStorage):
             return None
         if obj.key in self.extra:
             self.stored[obj.key] = self.extra[obj.key]

@@ -1,0 +1,188 @@
+"""An opened checkpoint, and what has to be known about it besides its weights: image size, schedule and prediction.
+
+Each of the three is given by the user, held by the file, or inferred from the code base that the file comes from. A
+line about each says which, for people and for the model directory. What nobody knows is asked for.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from checkpoints_convert.mapping import Dialect, StateDict
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.torch_pickle import CheckpointError
+from checkpoints_convert.weights_file import Weights
+from dime_jax import _validate
+from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
+from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
+
+T = TypeVar("T")
+
+Size = tuple[int, int]
+
+_WORDS = {"image_size": "image size", "schedule": "noise schedule", "prediction": "prediction"}
+_EXAMPLES = {
+    "image_size": "the height and width",
+    "schedule": "such as linear:1000:0.0001:0.02",
+    "prediction": " or ".join(PREDICTIONS),
+}
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint, opened: tensors by name, how they are called, and the model they make.
+
+    Attributes:
+      file: the weights file.
+      state: its tensors by name.
+      dialect: whose names these are.
+      weights: "ema", "raw" or "only" (the only ones there are).
+      spec: the model.
+      facts: one line on each fact that is not in every file, with how it is known.
+      setting: the name of a published network, where it is one.
+    """
+
+    file: Path
+    state: StateDict
+    dialect: Dialect
+    weights: str
+    spec: ModelSpec
+    facts: tuple[str, ...]
+    setting: str | None = None
+
+
+class Known(NamedTuple, Generic[T]):
+    """A fact about a model, and how it is known."""
+
+    value: T
+    how: str
+
+
+def by_convention(value: T, code: str) -> Known[T]:
+    """A fact that all models of one code base share, unless someone changed it."""
+    return Known(value, f"by convention of {code}; the file does not say")
+
+
+def make_spec(
+    options: ConversionOptions,
+    architecture: DdpmUnetSpec | GuidedUnetSpec,
+    image_size: Known[Size] | None,
+    schedule: Known[ScheduleSpec] | None,
+    prediction: Known[str] | None,
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model, from what the options say, or else what the file does; and a line on each fact.
+
+    Args:
+      options: the user's.
+      architecture: of the network.
+      image_size: height and width as the file has them; None if it does not.
+      schedule: likewise.
+      prediction: likewise.
+
+    Raises:
+      ValueError: naming the options for everything that is not known.
+    """
+    known = {
+        "image_size": _prefer(None if options.image_size is None else (options.image_size,) * 2, image_size),
+        "schedule": _prefer(parse_schedule(options.schedule), schedule),
+        "prediction": _prefer(options.prediction, prediction),
+    }
+    missing = [name for name, fact in known.items() if fact is None]
+    if missing:
+        words = " and ".join(_WORDS[name] for name in missing)
+        flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
+        raise ValueError(f"expected {flags}: the checkpoint does not hold the {words}")
+    facts = {name: fact for name, fact in known.items() if fact is not None}
+    spec = ModelSpec(
+        architecture=architecture,
+        image_shape=(*facts["image_size"].value, architecture.image_channels),
+        schedule=facts["schedule"].value,
+        prediction=facts["prediction"].value,
+    )
+    return spec, tuple(f"{_WORDS[name]}: {_text(fact.value)} ({fact.how})" for name, fact in facts.items())
+
+
+def _prefer(given: Any, found: Known[Any] | None) -> Known[Any] | None:
+    """What the user gave, else what was found."""
+    if given is None:
+        return found
+    contradicts = found is not None and found.value != given
+    return Known(given, f"as given, instead of {_text(found.value)}" if found and contradicts else "as given")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, ScheduleSpec):
+        return describe_schedule(value)
+    return f"{value[0]} x {value[1]}" if isinstance(value, tuple) else str(value)
+
+
+def describe_schedule(schedule: ScheduleSpec) -> str:
+    """A schedule in words."""
+    ends = f" from {schedule.beta_start:g} to {schedule.beta_end:g}" if "linear" in schedule.kind else ""
+    zero = ", zero terminal SNR" if schedule.zero_terminal_snr else ""
+    return f"{schedule.kind}{ends}, {schedule.num_steps} steps{zero}"
+
+
+def sample_size(weights: Weights) -> Known[Size] | None:
+    """Height and width of x_T, the noise from which pytorch-ddpm draws its sample sheet."""
+    x_t = weights.contents.get("x_T") if isinstance(weights.contents, Mapping) else None
+    if not isinstance(x_t, np.ndarray) or x_t.ndim != 4:
+        return None
+    return Known((x_t.shape[2], x_t.shape[3]), "x_T in the file")
+
+
+def stored_schedule(weights: Weights) -> Known[ScheduleSpec] | None:
+    """The schedule of the betas that a training module keeps beside its network."""
+    betas = weights.buffers.get("betas")
+    if betas is None:
+        return None
+    if betas.ndim != 1 or not np.issubdtype(betas.dtype, np.floating):
+        raise ValueError(f"expected betas to be a list of numbers, got {betas.dtype} of shape {list(betas.shape)}")
+    return Known(ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas.tolist())), "betas in the file")
+
+
+def check_options(options: ConversionOptions, dialects: Mapping[str, Any]) -> None:
+    """Refuse options that no checkpoint could have."""
+    _validate.check_choice(options.dialect, ["auto", *dialects], "dialect")
+    if options.image_size is not None:
+        check_integer(options.image_size, 1, MAX_IMAGE_SIZE, "image_size")
+    if options.prediction is not None:
+        _validate.check_choice(options.prediction, PREDICTIONS, "prediction")
+    parse_schedule(options.schedule)
+
+
+def parse_schedule(text: str | None) -> ScheduleSpec | None:
+    """The schedule of `--schedule`; see `ConversionOptions`."""
+    if text is None:
+        return None
+    if text.endswith(".json"):
+        return _schedule_file(Path(text))
+    kind, *values = text.split(":")
+    _validate.check_choice(kind, ["linear", "scaled_linear", "cosine"], "schedule")
+    try:
+        if not values:
+            return ScheduleSpec(kind=kind)
+        if kind == "cosine":
+            (steps,) = values
+            return ScheduleSpec(kind=kind, num_steps=int(steps))
+        steps, start, end = values
+        return ScheduleSpec(kind=kind, num_steps=int(steps), beta_start=float(start), beta_end=float(end))
+    except ValueError as error:
+        raise CheckpointError(f"--schedule={text}: {error}") from None
+
+
+def _schedule_file(file: Path) -> ScheduleSpec:
+    if not file.is_file():
+        raise CheckpointError(f"no file {file} for --schedule")
+    try:
+        betas = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        betas = None
+    if not isinstance(betas, list):
+        raise CheckpointError(f"{file}: expected a JSON list of betas")
+    try:
+        return ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
