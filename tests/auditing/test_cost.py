@@ -34,7 +34,7 @@ def test_the_expected_queries_are_those_of_the_audit_or_more(tmp_path, decide_wi
     made = {name: score_table.read_table(tmp_path / name).queries_made for name in ("calibration", "test")}
     (candidates,) = (score_table.read_table(path).queries_made for path in (tmp_path / "candidates").iterdir())
     assert expected.calibration == made["calibration"]
-    assert made["test"] <= expected.test == 60 * (1 + 2 + 2)
+    assert made["test"] <= expected.test == 60 * (1 + 2 + 2 + 2)  # the witness of direction is asked at both timesteps
     assert candidates <= expected.candidates == (30 + 6) * (1 if decide_with else 2)
     assert expected.settings == len(settings.jobs()) == 6
     assert expected.heldout == 30
@@ -93,7 +93,7 @@ class TestAnnouncement:
         assert light.calibration == 120 * (2 * (1 + 1) + 1 + 2 * 2)  # two t: sima, pia with its start, dime
         assert quicker.endswith(f"replace(config, profile='light', output='{tmp_path / 'mine-light'}')")
         assert "it chooses from 6 attack settings instead of 12" in loss
-        assert "among 100 held-out images instead of 120, so that no p-value is below 0.0099 instead of 0.0083" in loss
+        assert "it ranks candidates among" not in loss  # the 240 held-out images are enough for both
 
     def test_without_members_it_asks_less(self, tmp_path):
         roles = {name: ROLES[name] for name in ("heldout", "candidates")}
