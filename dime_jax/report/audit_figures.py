@@ -211,7 +211,7 @@ def draw_terms(record: Record, results: Mapping[str, Any]) -> AuditFigure | None
         axes.plot(level[chosen], trace[chosen], "o", color=color, ms=2.2, alpha=0.55, mew=0, label=name)
     finite = np.isfinite(level) & np.isfinite(trace)
     span = [np.quantile(column[finite], [0.002, 0.998]) for column in (level, trace)]
-    margin = [0.15 * (high - low) for low, high in span]
+    margin = [0.15 * (high - low) or 1.0 for low, high in span]  # a constant function has constant terms
     axes.set_xlim(span[0][0] - margin[0], span[0][1] + margin[0])
     axes.set_ylim(span[1][0] - margin[1], span[1][1] + margin[1])
     direction = -np.array([np.cos(frozen.phi), np.sin(frozen.phi)])
