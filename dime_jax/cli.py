@@ -1,8 +1,8 @@
 """`dime-jax`: the command line.
 
-Exit codes: 0 done, 1 a condition of --fail-if holds, 2 bad input or a failure. Errors are one line on standard error;
-`--debug` shows where they come from. Results go to standard output, progress to standard error. What a command needs is
-imported when it runs, so that --help answers at once.
+Exit codes: 0 done, 1 a condition of --fail-if holds, 2 bad input or a failure, also a model that is no denoiser where
+--fail-if is given. Errors are one line on standard error; `--debug` shows where they come from. Results go to standard
+output, progress to standard error. What a command needs is imported when it runs, so that --help answers at once.
 """
 
 import argparse

@@ -28,12 +28,12 @@ schedule must also bring the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ�
 model returns more than all of it, with too little less, however little it knows of the images.
 
 Gaussian, ideal and nearest-neighbour denoisers of eight sets of images, each under three schedules of 250 and 1,000
-steps, with twelve choices of images: asked rightly, no alternative passes even without the factor of 1.25. Nor does any
-for the shipped model, its noised weights, DP-SGD, or functions such as x, x/2 and tanh x. The shipped model under a
-wrong schedule reaches 1.38 to 1.7, ideal denoisers of digits 1.2 to 1.5 (linear given as another) and 3 to 6 (the
-others given as linear), [0, 1] images 3 and more, wrong predictions 6 and more. What is missed: many mistakes with a
-model that knows little about these images beyond the means of their pixels, and scaled_linear given as cosine, which is
-too close.
+steps, with twelve choices of images: asked rightly, no alternative passes even without the factor of 1.25. With it,
+none is named for the shipped model, its noised weights, DP-SGD, or functions such as x, x/2 and tanh x. The shipped
+model under a wrong schedule reaches 1.38 to 1.7, ideal denoisers of digits 1.2 to 1.5 (linear given as another) and 3
+to 6 (the others given as linear), [0, 1] images 3 and more, wrong predictions 6 and more. What is missed: many mistakes
+with a model that knows little about these images beyond the means of their pixels, and scaled_linear given as cosine,
+which is too close.
 """
 
 import dataclasses

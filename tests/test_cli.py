@@ -50,25 +50,33 @@ def test_it_is_not_converted_again_and_prints_json(audit_command, capsys):
     assert results["model"]["origin"].startswith("converted from ddpm_secmi.pt before")
 
 
-def test_the_gate(audit_command, capsys, monkeypatch):
+def test_no_gate_passes_a_network_of_random_weights(audit_command, capsys, monkeypatch):
     monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
     directory = audit_command[audit_command.index("--output") + 1]
-    assert cli.main(["report", directory, "--fail-if", "sima_l4@1.auc.high <= 1"]) == 1
-    assert capsys.readouterr().err == "dime-jax: the gate failed: sima_l4@1.auc.high <= 1\n"
-    assert cli.main(["report", directory, "--json", "--fail-if", "sima_l4@1.auc.high > 1"]) == 0
-    assert cli.main(["report", directory, "--fail-if", "sima@1.auc.high > 1"]) == 2
-    assert "unknown 'sima@1'" in capsys.readouterr().err
+    assert cli.main(["report", directory, "--json", "--fail-if", "sima_l4@1.auc.high > 1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dime-jax: no condition can be judged: The model does not predict noise: at t = ")
+    assert error.count("\n") == 1
 
 
-def test_without_images_the_shipped_model_is_audited(tmp_path, capsys):
+def test_without_images_the_shipped_model_is_audited(tmp_path, capsys, monkeypatch):
     small = ["--attacks", "sima_l4", "--calibration_size", "60", "--test_size", "150", "--quiet", "--json"]
     assert cli.main(["audit", "--output", str(tmp_path), *small]) == 0
     results = json.loads(capsys.readouterr().out)
     assert results["model"]["origin"] == "shipped with dime_jax"
+    assert results["model_check"]["passed"]
     assert results["results"][0]["auc"]["low"] > 0.6
     truth = results["candidates"]["truth"]  # reserved: in neither half
     assert (truth["members"], truth["others"]) == (24, 24)
     assert results["candidates"]["set_test"]["p_value"] < 0.05
+
+    monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
+    again = ["report", str(tmp_path)]
+    assert cli.main([*again, "--fail-if", "sima_l4@1.auc.high <= 1"]) == 1
+    assert capsys.readouterr().err == "dime-jax: the gate failed: sima_l4@1.auc.high <= 1\n"
+    assert cli.main([*again, "--json", "--fail-if", "sima_l4@1.auc.high > 1"]) == 0
+    assert cli.main([*again, "--fail-if", "sima@1.auc.high > 1"]) == 2
+    assert "unknown 'sima@1'" in capsys.readouterr().err
 
 
 def test_one_model_is_no_deletion(images, tmp_path, capsys):

@@ -185,6 +185,9 @@ class TestNoFalseAlarm:
             found = check_denoiser(function(eps, shape=images.shape[1:]), images)
             assert found.passed, found.summary
 
+    def test_what_predicts_noise_is_not_read_as_anything_else(self, sixteen):
+        assert len(check_denoiser(function(lambda x, t: x), sixteen).tried) == 2 + 2  # schedules, scales
+
     @pytest.mark.parametrize("num_steps", [25, 100, 4000])
     def test_other_lengths(self, digits, sixteen, num_steps):
         for schedule in usual_schedules(num_steps).values():
