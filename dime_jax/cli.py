@@ -107,13 +107,14 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from dime_jax import pipeline
-    from dime_jax.report import tables
+    from dime_jax.report import tables, wording
 
     if (args.run / "audit.json").is_file():
         raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
     results = pipeline.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
+        tables.print_alarms(wording.evaluation_alarms(results), _console())
     for warning in results["warnings"]:
         print(f"dime-jax: warning: {warning}", file=sys.stderr)
     return _finish(results, args)

@@ -29,13 +29,18 @@ def print_results(results: dict[str, Any], console: rich.console.Console | None 
 def print_headline(headline: Mapping[str, Any], warnings: Sequence[str], console: rich.console.Console) -> None:
     """Print the answer, what puts it in doubt, and the warnings."""
     console.print(headline["answer"], style="bold", markup=False, highlight=False)
-    for alarm in headline["alarms"]:
-        console.print(f"Read this first: {alarm}", style="bold red", markup=False, highlight=False)
+    print_alarms(headline["alarms"], console)
     for text in (headline["detail"], headline["candidates"]):
         if text:
             console.print(text, markup=False, highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+
+
+def print_alarms(alarms: Sequence[str], console: rich.console.Console) -> None:
+    """Print what puts an answer in doubt."""
+    for alarm in alarms:
+        console.print(f"Read this first: {alarm}", style="bold red", markup=False, highlight=False)
 
 
 def _interval(estimate: dict[str, float]) -> str:

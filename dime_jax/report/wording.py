@@ -141,6 +141,11 @@ def _alarms(results: Mapping[str, Any]) -> list[str]:
     return alarms + candidate_alarms(results["candidates"])
 
 
+def evaluation_alarms(results: Mapping[str, Any]) -> list[str]:
+    """What to read first in the results of a run without a headline: is it a denoiser, and are the sets swapped?"""
+    return [*model_check.failures(results), *direction_alarms(results["direction"])]
+
+
 def direction_alarms(direction: Mapping[str, Any]) -> list[str]:
     """What to read first about which set is which."""
     if direction["judgement"] == Judgement.NOT_CHECKED:

@@ -251,6 +251,29 @@ def test_swapped_sets_are_said_loudly_and_nothing_is_decided(tmp_path):
     assert results["epsilon_lower_bound"] is None
 
 
+def test_candidates_of_another_kind_get_no_verdict(tmp_path):
+    """Dimmed to half, they are unlike the held-out images: no verdict, though the model was trained on them."""
+    dim = images(24, 2) // 2
+    model = memoriser(np.concatenate([MEMBERS, dim]))
+    result = auditing.audit(config(tmp_path, model=model, **{**ROLES, "candidates": source(dim, "c")}))
+    found = result.results["candidates"]
+    assert found["likeness"]["set_unlike"]
+    assert (found["evidence"], found["cannot_tell"], found["set_test"]) == (0, 24, None)
+    assert "another kind of picture" in " ".join(result.results["headline"]["alarms"])
+    assert "unlike the held-out images" in result.results["headline"]["candidates"]
+    assert "another kind of picture" in result.report.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_candidates_that_look_less_like_members_than_held_out_images_do_are_an_alarm(tmp_path):
+    """Without known members: the held-out images were trained on, the candidates were not."""
+    roles = {"heldout": source(MEMBERS, "h"), "candidates": source(images(24, 5), "c")}
+    results = auditing.audit(config(tmp_path, model=MODEL, **roles)).results
+    assert results["candidates"]["less_like_members"] <= 0.01
+    assert "surely less like training images" in " ".join(results["headline"]["alarms"])
+    assert results["candidates"]["evidence"] == 0
+
+
 @pytest.mark.usefixtures("_no_page")
 def test_a_model_that_remembers_something_else_shows_nothing(tmp_path):
     results = auditing.audit(config(tmp_path, model=memoriser(OTHERS), **ROLES)).results
