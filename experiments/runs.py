@@ -63,7 +63,7 @@ class Run(NamedTuple):
       study: name of its config, such as "cifar10".
       variant: of its config; "" if it has no name.
       config: all values.
-      rows: every attack at every tier, in the registry's order.
+      rows: every attack that was asked for at every tier, in the registry's order.
       member: which images of the test half are members [n].
       sizes: members and held-out images in the calibration half, and in the test half.
       results: what results.json holds.
@@ -124,6 +124,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
     results, frozen = pipeline.evaluation(directory), pipeline.read_calibrations(directory)
+    asked = pipeline.asked_labels(directory)
     return Run(
         directory,
         study,
@@ -132,6 +133,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         tuple(
             Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, test.index))
             for one, row in zip(frozen, results["results"])
+            if pipeline.frozen_job(one).label in asked
         ),
         np.isin(test.index, halves.test.member),
         (_sizes(halves.calibration), _sizes(halves.test)),

@@ -46,10 +46,14 @@ class TestSmoke:
         results = json.loads((smoke(name) / "attack" / "results.json").read_text())
         costs = {"loss": 1, "pia_l4": 2, "sima_l4": 1, "dime": 2}
         names = ("loss", "dime") if name == "imagenet256" else tuple(costs)
-        assert {row["attack"]: row["queries_per_image"] for row in results["results"]} == {n: costs[n] for n in names}
-        # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas.
+        rows = {row["attack"]: row for row in results["results"]}
+        witness = rows.pop("level_only")  # not asked for, but always heard
+        assert {name: row["queries_per_image"] for name, row in rows.items()} == {n: costs[n] for n in names}
+        # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas. The witness shares
+        # DIME's probes: of all when calibrating, and of the frozen gamma when testing.
         once = sum(costs[n] for n in names)
-        assert results["queries_made"] == 8 * (once + 1) + 8 * once + results["model_check"]["queries"]
+        apart = witness["setting"]["gamma"] != rows["dime"]["setting"]["gamma"]
+        assert results["queries_made"] == 8 * (once + 1) + 8 * (once + apart) + results["model_check"]["queries"]
         assert not results["model_check"]["passed"]  # these networks are random
         (model,) = smoke(name).glob("model-*")
         metadata = checkpoints.read_spec_file(model)["metadata"]
@@ -178,7 +182,8 @@ def test_grids_replace_the_profile_by_attack():
 
 
 def test_the_closed_form_knows_its_members(tmp_path):
-    (row,) = attack.run(closed_form_config(["dime"]), tmp_path)["results"]
+    row, witness = attack.run(closed_form_config(["dime"]), tmp_path)["results"]
+    assert (row["attack"], witness["attack"]) == ("dime", "level_only")
     assert row["auc"]["value"] > 0.95
     with pytest.raises(ValueError, match=r"no config experiments/configs/\.py"):
         runs.read_run(tmp_path / "attack")
@@ -236,7 +241,9 @@ def test_two_processes_finish_one_run(smoke, tmp_path):
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert ["SimA" in out for out, _ in outputs] == [True, False]  # the first process prints the table
     both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke("cifar10")))
-    assert both["queries_made"] == 16 * 2 + alone["model_check"]["queries"]
+    assert both["queries_made"] == 16 * 3 + alone["model_check"]["queries"]
     assert both["model_check"] == alone["model_check"]
     expected = {row["attack"]: row["auc"] for row in alone["results"]}
-    assert {row["attack"]: row["auc"] for row in both["results"]} == {n: expected[n] for n in ("loss", "sima_l4")}
+    found = {row["attack"]: row["auc"] for row in both["results"]}
+    assert set(found) == {"loss", "sima_l4", "level_only"}
+    assert all(found[name] == expected[name] for name in ("loss", "sima_l4"))
