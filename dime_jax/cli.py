@@ -250,7 +250,9 @@ def _add_audit(commands: Any) -> None:
         "dime-jax audit --model ckpt.pt --heldout b/ --candidates mine/ --groups owners.csv   (no members known)",
         'dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"',
     )
-    audit.add_argument("--output", type=pathlib.Path, default="out/audit", help="its directory (default out/audit)")
+    audit.add_argument(
+        "--output", type=pathlib.Path, default="out/audit", help="directory for the audit (default out/audit)"
+    )
     audit.add_argument(
         "--model",
         default="digits",
@@ -276,7 +278,7 @@ def _add_compare(commands: Any) -> None:
         "dime-jax compare --before m1/ --after m2/ --candidates deleted/ --heldout b/ --output out/deletion",
     )
     compare.add_argument(
-        "--output", type=pathlib.Path, default="out/compare", help="its directory (default out/compare)"
+        "--output", type=pathlib.Path, default="out/compare", help="directory for the comparison (default out/compare)"
     )
     compare.add_argument("--before", required=True, help="the model before: as --model of audit")
     compare.add_argument("--after", required=True, help="the model after")

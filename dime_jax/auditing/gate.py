@@ -76,9 +76,13 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
     """Whether a condition holds in results.json.
 
     Raises:
-      ValueError: if it is not of the form of `parse`, or its path leads to no number.
+      ValueError: if it is not of the form of `parse`, its path leads to no number, or it is about candidates on whom
+        no verdict was given.
     """
     path, comparison, bound = parse(condition)
+    withheld = (results.get("candidates") or {}).get("withheld") if path.startswith("candidates.") else None
+    if withheld:
+        raise ValueError(f"{condition!r} cannot be judged: no verdict was given on the candidates, since {withheld}")
     return _OPERATORS[comparison](_look_up(path, results), bound)
 
 
@@ -106,7 +110,9 @@ def refuse_unjudged(results: Mapping[str, Any]) -> None:
       ValueError: if the model is no denoiser as it was asked, or members and held-out images look swapped.
     """
     wrong = model_check.failures(results)
-    if results["direction"]["judgement"] == Judgement.BELOW:
+    if results.get("withheld") and not wrong:  # a comparison without a verdict
+        wrong.append(f"{results['withheld']} (see the headline)")
+    elif results["direction"]["judgement"] == Judgement.BELOW:
         wrong.append("members and held-out images look swapped, or differ in kind (see the headline)")
     if wrong:
         raise ValueError(f"no condition can be judged: {' '.join(wrong)}")

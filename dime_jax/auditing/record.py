@@ -137,7 +137,7 @@ class Record:
 
     @functools.cached_property
     def reference(self) -> ScoreTable:
-        """The score table of the known images that chose nothing: of the test half, or without members the other."""
+        """The score table of the known images that were not used to choose any setting."""
         table = score_table.read_table(self.directory / "test") if self.members_known else self.candidates
         assert table is not None
         return table

@@ -17,7 +17,7 @@ MEMBERS_FLAGGED = "members flagged"
 NON_MEMBERS_CLEARED = "non-members cleared"
 
 NOT_AN_AUDIT = "not a DP audit: membership was not randomised before training"
-ONE_MODEL_AUDIT = "DP audit of one model: membership was randomised, and its images are counted as independent"
+ONE_MODEL_AUDIT = "a DP audit of one model: membership was randomised, and its images are counted as independent"
 
 
 class EpsilonBound(NamedTuple):

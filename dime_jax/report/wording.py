@@ -93,8 +93,8 @@ def _detail(results: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return (
         f"{attack} per image, tells a member from a held-out image {interval(row['auc'])} of the time; 50 % is chance. "
         f"With at most 1 % false alarms it finds {interval(row['tpr_at_1pct_fpr'])} of the members. Measured on "
-        f"{test['members']:,} members and {test['heldout']:,} held-out images that chose nothing; ranges are 95 % "
-        "intervals."
+        f"{test['members']:,} members and {test['heldout']:,} held-out images that were not used to choose any "
+        "setting; ranges are 95 % intervals."
     )
 
 
@@ -117,8 +117,8 @@ def _candidates(results: Mapping[str, Any]) -> str:
         sentences.append(f"As a set they cannot be told from images that the model never saw ({p_text(p_value)}).")
     if found["candidates_needed"] > 1:
         sentences.append(
-            f"{found['heldout']:,} held-out images are too few to name any single candidate; with "
-            f"{found['heldout_needed']:,} one alone could be named."
+            f"With {found['heldout']:,} held-out images no candidate can be named on its own; that takes "
+            f"{found['heldout_needed']:,}."
         )
     return " ".join(sentences)
 
@@ -225,8 +225,8 @@ def deletion_headline(results: Mapping[str, Any]) -> dict[str, Any]:
         "no evidence of membership after": "The images no longer look like training images.",
         "evidence of membership remains": "The images still look like training images after the deletion.",
         "cannot tell: the change may be chance": "Less evidence after the deletion, but the change may be chance.",
-        "cannot tell: no evidence of membership before": "Nothing to delete was seen: the images did not look like "
-        "training images before.",
+        "cannot tell: no evidence of membership before": "There was nothing to see before the deletion: the images "
+        "did not look like training images.",
     }
     before, after, change = results["set_before"], results["set_after"], results["change"]
     attack = title(results["decided_by"]["attack"], results["decided_by"]["queries_per_image"])

@@ -226,8 +226,8 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     assert not set(reference) & set(halves.calibration.heldout)
     assert set(halves.test.heldout) < set(reference)
     # Twelve candidates at 1 % need 1,199 held-out images for one alone.
-    assert "100 held-out images are too few" in results["headline"]["candidates"]
-    assert "with 1,199 one alone" in results["headline"]["candidates"]
+    assert "With 100 held-out images no candidate can be named" in results["headline"]["candidates"]
+    assert "that takes 1,199." in results["headline"]["candidates"]
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -262,6 +262,9 @@ def test_candidates_of_another_kind_get_no_verdict(tmp_path):
     assert "another kind of picture" in " ".join(result.results["headline"]["alarms"])
     assert "unlike the held-out images" in result.results["headline"]["candidates"]
     assert "another kind of picture" in result.report.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="cannot be judged: no verdict was given on the candidates, since as pictures"):
+        gate.check("candidates.evidence > 0", result.results)
+    assert gate.check("sima_l4@1.auc.low > 0.5", result.results)
 
 
 @pytest.mark.usefixtures("_no_page")
