@@ -61,4 +61,4 @@ lock:  ## renew requirements.lock (needs uv)
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 clean:  ## remove the environment and outputs
-	rm -rf $(VENV) $(PARITY) out
+	rm -rf $(VENV) $(PARITY) .cache out

@@ -1,9 +1,13 @@
 """Strict numerics for every test: implicit rank and dtype promotion are errors."""
 
 import os
+import pathlib
 
 # Four CPU devices, so that sharded code is tested on every machine. Must be set before JAX starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# Workers, and the processes that tests start, compile each program once between them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import hypothesis
 import jax
