@@ -137,6 +137,8 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     tables = {name: score_table.read_table(directory / name) for name in MODELS}
     manifests = [f"{name}/manifest.json" for name in MODELS]
     files, unsealed = ["compare.npz", *manifests], digests.warn_of_unsealed(directory, manifests)
+    if (directory / model_check.FILE).is_file():  # comparisons of older versions have none
+        files.append(model_check.FILE)
     if not facts["theory_setting"]:
         files += ["run.json", "halves.npz", "calibration.json", pipeline.MANIFESTS["calibration"]]
     frozen = frozen_attacks(directory, facts["theory_setting"], tables["before"].schedule)
@@ -146,14 +148,18 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     direction = evidence.NOT_CHECKED
     if facts["theory_setting"] is None:
         direction = pipeline.read_direction(directory, ["calibration"])
-    likeness = _likeness(arrays, facts["settings"]["seed"])
+    likeness = _likeness(arrays, len(heldout), facts["settings"]["seed"])
     checks = {
         name: model_check.read_check(directory, table.manifest["identity"]["model"]) for name, table in tables.items()
     }
-    withheld = _withheld(checks.values(), direction, likeness)
     scores = {name: pipeline.frozen_scores(table, decider, candidates) for name, table in tables.items()}
-    if likeness is not None and withheld is None:
-        scores = {name: np.where(likeness.unlike, np.nan, values) for name, values in scores.items()}
+    answered = np.all([np.isfinite(side) for side in scores.values()], axis=0)
+    like = np.ones(len(candidates), bool) if likeness is None else ~likeness.unlike
+    withheld = _withheld(checks.values(), direction) or findings.candidates_withheld(
+        answered, like, likeness is not None and likeness.set_unlike
+    )
+    if withheld is None:
+        scores = {name: np.where(like, values, np.nan) for name, values in scores.items()}
     reference = {name: pipeline.frozen_scores(table, decider, heldout) for name, table in tables.items()}
     usable = np.all([np.isfinite(side) for side in reference.values()], axis=0)
     grouped = groups if np.any(groups >= 0) else None
@@ -177,7 +183,11 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
         }
         for row, index in enumerate(candidates.tolist())
     ]
-    reasons = np.where(np.isfinite(check.p_before), "", findings.NO_FINITE_ANSWER).tolist()
+    reasons = np.select(
+        [np.full(len(candidates), withheld is not None), ~answered, ~like],
+        [withheld or "", findings.NO_FINITE_ANSWER, findings.UNLIKE],
+        "",
+    ).tolist()
     rows = findings.explained_rows(rows, reasons, facts, {"flagged_before": False, "flagged_after": False})
     dropped = int(np.sum(~usable))
     left_out = [f"{findings.NO_FINITE_ANSWER} for {dropped} held-out images: they were left out"] if dropped else []
@@ -214,23 +224,27 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     return AuditResult(results, directory, html.write_comparison(directory, results, rows))
 
 
-def _likeness(arrays: Mapping[str, np.ndarray], seed: int) -> evidence.Likeness | None:
+def _likeness(arrays: Mapping[str, np.ndarray], num_heldout: int, seed: int) -> evidence.Likeness | None:
     """The candidates beside the held-out images, as pictures; None for comparisons from before that was looked at."""
     if "candidate_statistics" not in arrays:
         return None
-    return evidence.likeness(arrays["candidate_statistics"], arrays["compared_statistics"], seed=seed)
+    groups = arrays["groups"]
+    of_heldout = dict(zip(arrays["heldout"].tolist(), groups[:num_heldout].tolist()))
+    return evidence.likeness(
+        arrays["candidate_statistics"],
+        arrays["compared_statistics"],
+        groups[num_heldout:],
+        np.array([of_heldout[index] for index in arrays["compared"].tolist()]),
+        seed,
+    )
 
 
-def _withheld(
-    checks: Iterable[DenoiserCheck | None], direction: evidence.Direction, likeness: evidence.Likeness | None
-) -> str | None:
+def _withheld(checks: Iterable[DenoiserCheck | None], direction: evidence.Direction) -> str | None:
     """Why there is no verdict on the deletion, if there is none."""
     if any(check is not None and not check.passed for check in checks):
         return "a model does not predict noise the way it was asked to"
     if direction.judgement is evidence.Judgement.BELOW:
         return "members and held-out images look swapped"
-    if likeness is not None and likeness.set_unlike:
-        return "as pictures the candidates are unlike the held-out images"
     return None
 
 

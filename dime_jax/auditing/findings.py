@@ -34,6 +34,7 @@ from dime_jax import digests, evidence, metrics, model_check, pipeline, score_ta
 from dime_jax._csv import write_csv
 from dime_jax.auditing.images import CandidateCopy
 from dime_jax.auditing.record import Record, Sides, best_calibrated, label
+from dime_jax.data.batches import MAX_UNUSABLE_FRACTION
 from dime_jax.evidence import Judgement
 from dime_jax.report import wording
 from dime_jax.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
@@ -46,6 +47,7 @@ _VERDICTS = {
 }
 _SURELY = 0.01
 NO_FINITE_ANSWER = "the model gave no finite answer"
+UNLIKE = "as a picture it is unlike the held-out images"
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
@@ -69,6 +71,7 @@ def find(record: Record) -> Findings:
     results["decided_by"] = {
         "attack": decider.attack,
         "queries_per_image": pipeline.frozen_job(decider).queries,
+        "label": label(decider),
         "setting": decider.setting,
         "calibration_auc": decider.auc,
         "chosen": facts["chosen"],
@@ -239,6 +242,16 @@ def _withheld(results: Mapping[str, Any]) -> str | None:
         return "the model does not predict noise the way it was asked to"
     if results["direction"]["judgement"] == Judgement.BELOW:
         return "members and held-out images look swapped"
+    row = next(
+        (
+            row
+            for row in results["results"]
+            if f"{row['attack']}@{row['queries_per_image']}" == results["decided_by"]["label"]
+        ),
+        None,
+    )
+    if row is not None and row["auc"]["high"] < 0.5:
+        return "the attack that decides does worse than chance on the test half"
     return None
 
 
@@ -255,11 +268,10 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
     scores, heldout = record.candidate_scores()
     groups, truth = record.groups(indices), record.arrays["truth"]
     likeness = _likeness(record)
-    if likeness is not None and likeness.set_unlike:
-        withheld = withheld or "as pictures they are unlike the held-out images"
-    comparable = np.full(len(indices), withheld is None)
-    if likeness is not None:
-        comparable &= ~likeness.unlike
+    like = np.ones(len(indices), bool) if likeness is None else ~likeness.unlike
+    withheld = withheld or candidates_withheld(np.isfinite(scores), like, likeness is not None and likeness.set_unlike)
+    comparable = like & (withheld is None)
+    counted = comparable & np.isfinite(scores) if withheld is None else np.isfinite(scores)
     p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
     verdicts = evidence.candidate_verdicts(p_values, len(heldout), level)
     reasons = _reasons(table, indices, comparable, withheld)
@@ -279,9 +291,16 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
     rows = explained_rows(rows, reasons, record.facts, {"verdict": evidence.CANNOT_TELL})
     all_words = [row["verdict"] for row in rows]
     heldout_groups, seed = _heldout_groups(record, table), record.facts["settings"]["seed"]
-    set_test = evidence.set_test(scores, heldout, groups, seed, heldout_groups=heldout_groups, level=level)
-    reverse = evidence.set_test(-scores, -heldout, groups, seed, heldout_groups=heldout_groups, level=level)
-    warnings = [] if withheld else [*verdicts.warnings, *set_test.warnings]
+    of_counted = None if groups is None else groups[counted]
+    set_test = reverse = None
+    if counted.any():
+        set_test, reverse = (
+            evidence.set_test(
+                sign * scores[counted], sign * heldout, of_counted, seed, heldout_groups=heldout_groups, level=level
+            )
+            for sign in (1, -1)
+        )
+    warnings = [] if withheld or set_test is None else [*verdicts.warnings, *set_test.warnings]
     if groups is not None and "groups" not in record.facts["settings"]:
         warnings.append("only near duplicates and known identities are grouped: other images count as independent")
     summary = {
@@ -296,7 +315,7 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         "withheld": withheld,
         "set_test": None if withheld else set_test,
         # p-value of looking *less* like training images than held-out images do, where that is sure.
-        "less_like_members": reverse.p_value if reverse.p_value <= _SURELY else None,
+        "less_like_members": reverse.p_value if reverse and reverse.p_value <= _SURELY else None,
         "likeness": None
         if likeness is None
         else {"set_p": likeness.set_p, "set_unlike": likeness.set_unlike, "unlike": int(np.sum(likeness.unlike))},
@@ -304,6 +323,19 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         "warnings": warnings,
     }
     return rows, summary
+
+
+def candidates_withheld(answered: np.ndarray, like: np.ndarray, set_unlike: bool) -> str | None:
+    """Why no verdict is given on any candidate, if too many of them cannot be judged.
+
+    Leaving many out would judge a set by those that are left, which may have been chosen.
+    """
+    missing = int(np.sum(~answered))
+    if missing > MAX_UNUSABLE_FRACTION * len(answered):
+        return f"the model gave no finite answer for {missing} of {len(answered)} candidates"
+    if set_unlike or np.sum(~like) > len(like) / 2:
+        return "as pictures they are unlike the held-out images"
+    return None
 
 
 def _likeness(record: Record) -> evidence.Likeness | None:
@@ -326,8 +358,7 @@ def _reasons(table: ScoreTable, indices: np.ndarray, comparable: np.ndarray, wit
         return [withheld] * len(indices)
     words = {OK: "", NOT_FINITE: NO_FINITE_ANSWER, UNREADABLE: "could no longer be read when it was scored"}
     status = dict(zip(table.index.tolist(), table.status.tolist()))
-    unlike = "as a picture it is unlike the held-out images"
-    return [words[status[index]] or ("" if like else unlike) for index, like in zip(indices.tolist(), comparable)]
+    return [words[status[index]] or ("" if like else UNLIKE) for index, like in zip(indices.tolist(), comparable)]
 
 
 def _heldout_groups(record: Record, table: ScoreTable) -> np.ndarray | None:

@@ -81,6 +81,9 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
     """
     path, comparison, bound = parse(condition)
     withheld = (results.get("candidates") or {}).get("withheld") if path.startswith("candidates.") else None
+    verdict = str(results.get("verdict"))
+    if path.startswith("flagged.") and verdict.startswith("cannot tell"):
+        raise ValueError(f"{condition!r} cannot be judged: the verdict on the deletion is {verdict!r}")
     if withheld:
         raise ValueError(f"{condition!r} cannot be judged: no verdict was given on the candidates, since {withheld}")
     return _OPERATORS[comparison](_look_up(path, results), bound)
@@ -116,10 +119,20 @@ def refuse_unjudged(results: Mapping[str, Any]) -> None:
         wrong.append("members and held-out images look swapped, or differ in kind (see the headline)")
     if wrong:
         raise ValueError(f"no condition can be judged: {' '.join(wrong)}")
+    decided = results.get("decided_by", {}).get("label")
+    row = next((row for row in results.get("results", ()) if _label(row) == decided), None)
+    if row is not None and row["auc"]["high"] < 0.5:
+        raise ValueError(
+            f"no condition can be judged: {decided} does worse than chance on the test half, so the sets may be swapped"
+        )
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"{row['attack']}@{row['queries_per_image']}"
 
 
 def _look_up(path: str, results: Mapping[str, Any]) -> float:
-    rows = {f"{row['attack']}@{row['queries_per_image']}": row for row in results.get("results", ())}
+    rows = {_label(row): row for row in results.get("results", ())}
     value: Any = {**results, **rows}
     for depth, key in enumerate(path.split(".")):
         if not isinstance(value, Mapping) or key not in value:

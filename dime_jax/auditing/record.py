@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate, digests, pipeline, score_table
+from dime_jax import _validate, digests, model_check, pipeline, score_table
 from dime_jax.attacks import Setting, theory_phi
 from dime_jax.calibration import Calibration
 from dime_jax.data import Split
@@ -188,7 +188,9 @@ def write_record(directory: pathlib.Path, facts: Mapping[str, Any], arrays: Mapp
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     score_table.write_atomically(directory / "audit.npz", buffer.getvalue())
     contents = {"schema_version": SCHEMA_VERSION, **facts}
-    pipeline.write_sealed(directory / "audit.json", contents, ["audit.npz", *_evidence(facts, arrays)])
+    pipeline.write_sealed(
+        directory / "audit.json", contents, ["audit.npz", model_check.FILE, *_evidence(facts, arrays)]
+    )
     return read_record(directory)
 
 

@@ -78,7 +78,8 @@ def deletion_check(
     usable = np.isfinite(before) & np.isfinite(after)
     if not np.any(usable):
         raise ValueError(f"expected a candidate with finite scores before and after, got none of {usable.size}")
-    index = _checks.group_index(groups, usable.size, "groups")[usable]
+    _checks.group_index(groups, usable.size, "groups")  # checks their shape
+    index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], int(usable.sum()), "groups")
     heldout_index = _checks.group_index(heldout_groups, heldout_before.size, "heldout_groups")
 
     set_before, set_after = (

@@ -31,9 +31,9 @@ class Likeness:
     Attributes:
       p_values: of each candidate [m]: the share of pictures, held-out ones and itself, that are as far out; NaN where
         the candidate has no statistics.
-      unlike: which candidates are out of range, p <= ERROR_RATE.
+      unlike: which candidates are out of range: p <= ERROR_RATE, or the smallest p there can be.
       set_p: permutation p-value of the candidates' mean being as far from that of the held-out images.
-      set_unlike: whether the set is out of range, set_p <= ERROR_RATE.
+      set_unlike: whether the set is out of range: set_p <= ERROR_RATE, or the smallest p there can be.
       heldout: with how many held-out images they were compared.
     """
 
@@ -55,7 +55,8 @@ def likeness(
 
     One by one: full conformal p-values of the Mahalanobis distance. The candidate is added to the held-out images, and
     its distance from their mean is ranked among theirs, so that a candidate drawn from the same pile is called unlike
-    at most in a share ERROR_RATE of cases; below 99 held-out images none can be.
+    at most in a share ERROR_RATE of cases. Below 99 held-out images no p is that small, and the farthest picture of
+    all is called unlike: the share is then 1/(n + 1).
 
     As a set: the Mahalanobis distance between the mean of the candidates and that of all pictures, among the same for
     sets drawn at random from the pool. Groups enter as their means and are drawn whole, since pictures of one owner
@@ -77,12 +78,16 @@ def likeness(
     known = candidates[usable]
     index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], len(known), "groups")
     heldout_index = _checks.group_index(heldout_groups, len(heldout), "heldout_groups")
-    set_p = 1.0
+    set_p, least, least_set = 1.0, 1 / (len(heldout) + 1), 1.0
     with threadpoolctl.threadpool_limits(1, "blas"):  # many small problems
         p_values[usable] = _conformal_p_values(known, heldout)
         if len(known):
-            set_p = _set_p_value(_means(known, index), _means(heldout, heldout_index), np.random.default_rng(seed))
-    return Likeness(p_values, p_values <= ERROR_RATE, set_p, set_p <= ERROR_RATE, len(heldout))
+            means, heldout_means = _means(known, index), _means(heldout, heldout_index)
+            set_p = _set_p_value(means, heldout_means, np.random.default_rng(seed))
+            least_set = 1 / (1 + len(heldout_means)) if len(means) == 1 else 1 / (1 + RESAMPLES)
+    unlike = p_values <= max(ERROR_RATE, least * (1 + 1e-9))
+    set_unlike = bool(len(known)) and set_p <= max(ERROR_RATE, least_set * (1 + 1e-9))
+    return Likeness(p_values, unlike, set_p, set_unlike, len(heldout))
 
 
 def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarray:

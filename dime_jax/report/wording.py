@@ -7,6 +7,8 @@ from dime_jax import model_check
 from dime_jax.attacks import get_attack
 from dime_jax.evidence import Judgement
 
+_SURELY = 0.01
+
 
 def headline(results: Mapping[str, Any]) -> dict[str, Any]:
     """{answer, detail, candidates, alarms}: one sentence, its uncertainty, what it means for the candidates, doubts."""
@@ -138,7 +140,18 @@ def _alarms(results: Mapping[str, Any]) -> list[str]:
             f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind['auc'])}: "
             f"part of the result is in the images. The attack is ahead of it by {points(blind['gap'])}."
         )
-    return alarms + candidate_alarms(results["candidates"])
+    return alarms + candidate_alarms(results["candidates"]) + _contradiction(results)
+
+
+def _contradiction(results: Mapping[str, Any]) -> list[str]:
+    """An alarm if the candidates look like training images of a model that does not seem to remember its members."""
+    test = (results["candidates"] or {}).get("set_test")
+    if test is None or test["p_value"] > _SURELY or deciding_row(results)["auc"]["low"] > 0.5:
+        return []
+    return [
+        f"As a set the candidates look like training images ({p_text(test['p_value'])}), but the members do not. The "
+        "lists of members and held-out images may be mixed up: check where they come from."
+    ]
 
 
 def evaluation_alarms(results: Mapping[str, Any]) -> list[str]:
@@ -229,6 +242,11 @@ def deletion_headline(results: Mapping[str, Any]) -> dict[str, Any]:
         "did not look like training images.",
     }
     before, after, change = results["set_before"], results["set_after"], results["change"]
+    if before["p_value"] > results["facts"]["settings"]["level"] >= after["p_value"]:
+        alarms.append(
+            "The images look like training images of the model after the deletion, and not of the model before. Were "
+            "the two models exchanged?"
+        )
     attack = title(results["decided_by"]["attack"], results["decided_by"]["queries_per_image"])
     flagged = results["flagged"]
     detail = (

@@ -93,6 +93,7 @@ class Scored:
         shutil.copytree(self.directory / "everything", directory / "candidates" / records.label(decider))
         facts = {**self.record.facts, "decided_by": records.label(decider), "chosen": why}
         facts.pop("schema_version")
+        shutil.copy(self.directory / "model_check.json", directory)
         return findings.find(records.write_record(directory, facts, self.record.arrays))
 
 
