@@ -762,3 +762,15 @@ def test_equal_scores_have_no_gap(rng):
     assert gap.difference.value == 0
     assert gap.p_value == 1
     assert gap.explained
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+def test_a_candidate_without_a_score_changes_nothing_for_the_others(place):
+    rng = np.random.default_rng(7)
+    before, after = rng.normal(-1.5, 1, 20), rng.normal(-0.5, 1, 20)
+    heldout_before, heldout_after = rng.normal(0, 1, (2, 60))
+    alone = evidence.deletion_check(before, after, heldout_before, heldout_after, resamples=499)
+    added = [np.insert(side, place, np.nan) for side in (before, after)]
+    found = evidence.deletion_check(*added, heldout_before, heldout_after, resamples=499)
+    assert (found.verdict, found.change, found.set_after) == (alone.verdict, alone.change, alone.set_after)
+    assert np.isfinite(found.change.difference.value)

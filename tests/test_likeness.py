@@ -93,3 +93,15 @@ def test_pictures_of_one_owner_count_once():
             alarms[grouped] += evidence.likeness(owner, heldout, groups, seed=seed).set_unlike
     assert alarms[True] <= 3
     assert alarms[False] >= 36
+
+
+def test_among_few_pictures_the_farthest_of_all_is_unlike(digits):
+    """With 60 held-out images no p reaches 1 %, and plain pictures, all copies of each other, are one group."""
+    order = np.random.default_rng(0).permutation(len(digits))
+    heldout = evidence.image_statistics(digits[order[:60]])
+    flat = evidence.image_statistics(np.full((20, 8, 8, 1), -0.3, np.float32))
+    found = evidence.likeness(flat, heldout, groups=np.zeros(20, int))
+    assert found.unlike.all()
+    assert found.set_unlike
+    like = evidence.likeness(evidence.image_statistics(digits[order[60:80]]), heldout)
+    assert like.unlike.sum() <= 2

@@ -269,10 +269,17 @@ def _with_labels(source: Source, file: str | os.PathLike[str] | None, denoiser: 
     """The source with the labels of a CSV file of lines "id,label", which must name every image."""
     if denoiser.num_classes is not None and file is None and source.labels is None:
         raise ValueError(
-            f"{denoiser.name} is class-conditional: expected class labels for all images, in their sources or by "
-            "--labels FILE.csv of lines id,label"
+            f"{denoiser.name} is class-conditional: expected class labels for all images, in their sources (folders of "
+            "classes must have the same names everywhere, or labels would mean different classes) or by --labels "
+            "FILE.csv of lines id,label"
         )
     if file is None:
+        names = source.class_names
+        if denoiser.num_classes is not None and names is not None and len(names) != denoiser.num_classes:
+            raise ValueError(
+                f"expected {denoiser.num_classes} folders of classes, as many as {denoiser.name} has, got "
+                f"{len(names)}: their positions are not its labels; give --labels FILE.csv of lines id,label"
+            )
         return source
     with open(file, newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.reader(stream) if row and row != ["id", "label"]]

@@ -30,14 +30,12 @@ def folder(path: str | os.PathLike, decode: decoding.Decode = "strict") -> Sourc
     root = _existing_folder(path)
     ids = _list_images(root)
     classes = {i.partition("/")[0] for i in ids}
-    labels = None
-    if all("/" in i for i in ids):
-        if all(name.isdecimal() for name in classes):
-            number = {name: int(name) for name in classes}
-        else:
-            number = {name: position for position, name in enumerate(sorted(classes))}
-        labels = _class_labels(ids, number.__getitem__)
-    return _image_files("folder", root, ids, decode, labels=labels)
+    if not all("/" in i for i in ids):
+        return _image_files("folder", root, ids, decode)
+    if all(name.isdecimal() for name in classes):
+        return _image_files("folder", root, ids, decode, labels=_class_labels(ids, int))
+    names = tuple(sorted(classes))
+    return _image_files("folder", root, ids, decode, labels=_class_labels(ids, names.index), class_names=names)
 
 
 def imagenet(path: str | os.PathLike, decode: decoding.Decode = "torchvision") -> Source:

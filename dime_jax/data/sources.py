@@ -41,6 +41,8 @@ class Source:
       read: `read(i)` -> image i, as `Item.image`; raises BadImage. May be called from any thread.
       labels: int32 [n] class labels, or None.
       identities: int64 [n] numbers of the people shown, or None.
+      class_names: where labels are positions in a list that is only this source's, such as its sorted folder names:
+        that list. Labels of sources with other lists mean other classes.
       transform: name of the set's usual preprocessing (see `transforms`).
       index_problem: why published index files cannot be applied to this source; None where they can, which means that
         the images are in the order in which they were first published.
@@ -53,6 +55,7 @@ class Source:
     identities: np.ndarray | None = None
     transform: str = "fit"
     index_problem: str | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) == 0:
@@ -126,8 +129,9 @@ def join(members: Source, heldout: Source) -> Source:
     """One source holding the members first and the held-out images after them (see `splits.split_of_joined`).
 
     Ids get the prefix "members/" or "heldout/", since two folders often use the same file names. Labels and identities
-    survive only if both sides have them.
+    survive only if both sides have them, and labels only if they number the same classes.
     """
+    same_classes = members.class_names == heldout.class_names
 
     def read(index: int) -> np.ndarray:
         return members.read(index) if index < len(members) else heldout.read(index - len(members))
@@ -139,10 +143,11 @@ def join(members: Source, heldout: Source) -> Source:
         name=members.name if members.name == heldout.name else f"{members.name}+{heldout.name}",
         ids=[f"members/{i}" for i in members.ids] + [f"heldout/{i}" for i in heldout.ids],
         read=read,
-        labels=both(members.labels, heldout.labels),
+        labels=both(members.labels, heldout.labels) if same_classes else None,
         identities=both(members.identities, heldout.identities),
         transform=members.transform if members.transform == heldout.transform else "fit",
         index_problem="it is two sources joined, so no published index file is about it",
+        class_names=members.class_names if same_classes else None,
     )
 
 

@@ -278,6 +278,33 @@ def test_candidates_that_look_less_like_members_than_held_out_images_do_are_an_a
 
 
 @pytest.mark.usefixtures("_no_page")
+def test_no_set_is_judged_by_the_few_that_got_an_answer(tmp_path):
+    """A model that gives no answer about just the candidates that it was trained on."""
+    known = CANDIDATES[:6].astype(np.float32) / np.float32(127.5) - 1
+
+    def evasive(x, t):
+        scale = float(MODEL.schedule.sqrt_abar(int(t)))
+        far = np.abs(np.asarray(x)[:, None] / scale - known[None]).reshape(len(x), 6, -1).mean(axis=2).min(axis=1) > 0.2
+        return np.where(far[:, None, None, None], np.asarray(MODEL.eps(x, t)), np.float32(np.nan))
+
+    model = dj.Denoiser.from_function(evasive, MODEL.schedule, MODEL.image_shape, name="evasive")
+    results = auditing.audit(config(tmp_path, model=model, **ROLES)).results
+    assert results["candidates"]["withheld"] == "the model gave no finite answer for 6 of 12 candidates"
+    assert results["candidates"]["set_test"] is None
+    with pytest.raises(ValueError, match="cannot be judged"):
+        gate.check("candidates.evidence > 0", results)
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_the_check_of_the_model_is_evidence_too(tmp_path):
+    ones = dj.Denoiser.from_function(lambda x, t: np.ones_like(x), MODEL.schedule, MODEL.image_shape, name="ones")
+    auditing.audit(config(tmp_path, model=ones, **ROLES))
+    (tmp_path / "model_check.json").unlink()
+    with pytest.raises(ValueError, match=r"model_check\.json is missing, and audit\.json goes with it"):
+        auditing.report(tmp_path)
+
+
+@pytest.mark.usefixtures("_no_page")
 def test_a_model_that_remembers_something_else_shows_nothing(tmp_path):
     results = auditing.audit(config(tmp_path, model=memoriser(OTHERS), **ROLES)).results
     assert results["headline"]["answer"] == "No sign that this model remembers its training images."

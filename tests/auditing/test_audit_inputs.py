@@ -6,6 +6,7 @@ from memoriser import SHAPE, config, images, memoriser, source
 from PIL import Image
 
 import dime_jax as dj
+from dime_jax import auditing
 from dime_jax.auditing import images as audit_images
 
 MODEL = memoriser(images(30, 0))
@@ -139,3 +140,18 @@ def test_a_split_file_names_members_and_held_out_images(tmp_path):
     dj.data.write_split(tmp_path / "split.npz", dj.data.Split(np.arange(30), np.arange(30, 60)))
     found = opened(tmp_path, images=MEMBERS, split=tmp_path / "split.npz")
     np.testing.assert_array_equal(found.split.heldout, np.arange(30, 60))
+
+
+def test_classes_by_folder_name_must_be_the_same_everywhere(tmp_path):
+    """A folder that lacks a class would number all the others differently: images would be asked under wrong labels."""
+    for role, classes in {"members": "abc", "heldout": "bc"}.items():
+        for name in classes:
+            (tmp_path / role / name).mkdir(parents=True)
+            for number, pixels in enumerate(images(20, (ord(name), len(classes)))):
+                Image.fromarray(pixels[..., 0]).save(tmp_path / role / name / f"{number}.png")
+    model = memoriser(images(20, 0), num_classes=3, labels=np.zeros(20, np.int32))
+    roles = {role: str(tmp_path / role) for role in ("members", "heldout")}
+    with pytest.raises(ValueError, match=r"is class-conditional: .*must have the same names everywhere"):
+        auditing.audit(config(tmp_path / "audit", model=model, **roles))
+    with pytest.raises(ValueError, match="expected 3 folders of classes, as many as memoriser has, got 2"):
+        auditing.audit(config(tmp_path / "audit", model=model, **{**roles, "members": roles["heldout"]}))
