@@ -17,8 +17,9 @@ it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ
 which at these t takes a schedule with little noise, it is the limit.
 
 **Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
-in [0, 1]; with channels first; under another schedule. Errors of different questions cannot be compared as they are:
-with less contrast or more noise every prediction is better. So each is divided by the error that the means and
+in [0, 1]; with channels first; under another schedule; with mirrored, turned or inverted pictures. Errors of different
+questions cannot be compared as they are: with less contrast or more noise every prediction is better. So each is
+divided by the error that the means and
 variances of pixels alone allow: q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ var + σ²) and c = 0.005, below which
 differences are nobody's mistake. An alternative is named if, over t = 0.1, 0.2, 0.3, 0.5 and 0.75 T, its q is nowhere
 more than 3 % above that of the question as given, is 1.25 times lower in geometric mean, and is 0.9 or less somewhere:
@@ -71,7 +72,7 @@ class Mistake:
     """Another way to ask, which the model fits clearly better.
 
     Attributes:
-      kind: "prediction", "scale", "layout" or "schedule".
+      kind: "prediction", "scale", "layout", "schedule" or "picture".
       seems_to: what the model seems to expect or return: "The model seems to ...".
       times_better: how many times lower its error is, as the module says.
     """
@@ -359,7 +360,7 @@ def _free(denoiser: Denoiser) -> list[_Question]:
 def _costly(denoiser: Denoiser) -> list[_Question]:
     """What the model has to be asked for."""
     layouts = _channels_first(denoiser) if denoiser.image_shape[-1] > 1 else []  # one channel is in the same order
-    return [*_schedules(denoiser), *_scales(denoiser), *layouts]
+    return [*_schedules(denoiser), *_scales(denoiser), *layouts, *_pictures(denoiser)]
 
 
 def _schedules(denoiser: Denoiser) -> list[_Question]:
@@ -392,6 +393,33 @@ def _scales(denoiser: Denoiser) -> list[_Question]:
     return [
         _Question("scale", "expect images in [0, 1], not [-1, 1]", denoiser, denoiser.schedule, images=halved),
         _Question("scale", "expect (x + 1)/2 in place of its input x", denoiser, denoiser.schedule, given=halved),
+    ]
+
+
+def _pictures(denoiser: Denoiser) -> list[_Question]:
+    """The same pictures another way round. Each change undoes itself, and noise changes as the picture does."""
+    if len(denoiser.image_shape) != 3:
+        return []
+    height, width, channels = denoiser.image_shape
+    changes: dict[str, Callable[[Any], Any]] = {
+        "expect pictures mirrored left to right": lambda x: x[:, :, ::-1],
+        "expect pictures upside down": lambda x: x[:, ::-1],
+        "expect inverted pictures, -x": lambda x: -x,
+    }
+    if height == width:
+        changes["expect rows and columns exchanged"] = lambda x: x.swapaxes(1, 2)
+    if channels == 3:
+        changes["expect channels in the order blue, green, red"] = lambda x: x[..., ::-1]
+    return [
+        _Question(
+            "picture",
+            seems_to,
+            denoiser,
+            denoiser.schedule,
+            given=change,
+            noise=lambda eps, x_t, sqrt_abar, sigma, change=change: change(eps),
+        )
+        for seems_to, change in changes.items()
     ]
 
 

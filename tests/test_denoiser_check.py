@@ -186,7 +186,7 @@ class TestNoFalseAlarm:
             assert found.passed, found.summary
 
     def test_what_predicts_noise_is_not_read_as_anything_else(self, sixteen):
-        assert len(check_denoiser(function(lambda x, t: x), sixteen).tried) == 2 + 2  # schedules, scales
+        assert len(check_denoiser(function(lambda x, t: x), sixteen).tried) == 2 + 2 + 4  # schedules, scales, pictures
 
     @pytest.mark.parametrize("num_steps", [25, 100, 4000])
     def test_other_lengths(self, digits, sixteen, num_steps):
@@ -253,6 +253,19 @@ class TestMistakes:
 
         assert "return the score" in self.one(function(score), digits[1], "prediction").summary
 
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda x: x[:, :, ::-1], "mirrored"),
+            (lambda x: x[:, ::-1], "upside down"),
+            (lambda x: -x, "inverted"),
+            (lambda x: x.swapaxes(1, 2), "rows and columns"),
+        ],
+    )
+    def test_pictures_the_other_way_round(self, shipped, digits, change, words):
+        model = function(lambda x, t: change(shipped.eps(change(jnp.asarray(x)), t)))
+        assert words in self.one(model, digits[1], "picture").mistakes[0].seems_to
+
     def test_channels_first(self):
         """A network on flat vectors takes any layout without a word."""
         train, heldout = patches(400, 1), patches(48, 2)
@@ -315,13 +328,13 @@ class TestCounting:
         model, seen = self.counting(eps)
         found = check_denoiser(model, sixteen)
         assert found.queries == sum(entry[0] for entry in seen) == model.queries.count
-        assert found.queries <= 16 * (6 + 5 * 5)
+        assert found.queries <= 16 * (6 + 5 * 9)
 
     def test_another_reading_costs_nothing(self, sixteen):
         model, seen = self.counting(lambda x, t: np.full_like(x, np.nan))
         found = check_denoiser(model, sixteen)
-        assert len(found.tried) == 3 + 2 + 2  # readings, schedules, scales
-        assert len(seen) == 6 + 2 + 2  # each that is asked is dropped after one timestep
+        assert len(found.tried) == 3 + 2 + 2 + 4  # readings, schedules, scales, pictures
+        assert len(seen) == 6 + 2 + 2 + 4  # each that is asked is dropped after one timestep
 
     @pytest.mark.parametrize("most", [1, 2, 3, 6, 10, 11, 30])
     def test_the_budget_holds(self, sixteen, most):
