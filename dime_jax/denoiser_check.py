@@ -410,17 +410,14 @@ def _pictures(denoiser: Denoiser) -> list[_Question]:
         changes["expect rows and columns exchanged"] = lambda x: x.swapaxes(1, 2)
     if channels == 3:
         changes["expect channels in the order blue, green, red"] = lambda x: x[..., ::-1]
-    return [
-        _Question(
-            "picture",
-            seems_to,
-            denoiser,
-            denoiser.schedule,
-            given=change,
-            noise=lambda eps, x_t, sqrt_abar, sigma, change=change: change(eps),
-        )
-        for seems_to, change in changes.items()
-    ]
+    return [_changed(denoiser, seems_to, change) for seems_to, change in changes.items()]
+
+
+def _changed(denoiser: Denoiser, seems_to: str, change: Callable[[Any], Any]) -> _Question:
+    def noise(eps: Any, x_t: Any, sqrt_abar: float, sigma: float) -> Any:
+        return change(eps)
+
+    return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=noise)
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
