@@ -155,9 +155,9 @@ def _report(directory: pathlib.Path, facts: dict[str, Any]) -> AuditResult:
     scores = {name: pipeline.frozen_scores(table, decider, candidates) for name, table in tables.items()}
     answered = np.all([np.isfinite(side) for side in scores.values()], axis=0)
     like = np.ones(len(candidates), bool) if likeness is None else ~likeness.unlike
-    withheld = _withheld(checks.values(), direction) or findings.candidates_withheld(
-        answered, like, likeness is not None and likeness.set_unlike
-    )
+    withheld = _withheld(checks.values(), direction) or findings.too_few_answers(answered)
+    if likeness is not None and (likeness.set_unlike or np.sum(likeness.unlike) > len(candidates) / 2):
+        withheld = withheld or findings.UNLIKE_SET
     if withheld is None:
         scores = {name: np.where(like, values, np.nan) for name, values in scores.items()}
     reference = {name: pipeline.frozen_scores(table, decider, heldout) for name, table in tables.items()}

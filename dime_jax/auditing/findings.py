@@ -11,7 +11,8 @@ results.json (`schema_version` 1), besides what `pipeline.evaluation` puts there
   candidates              null, or {count, evidence, no_evidence, cannot_tell, level, heldout, smallest_p,
                           candidates_needed, heldout_needed, can_decide, withheld, set_test, likeness, truth,
                           warnings}; one line for each in candidates.csv. `withheld` says why no verdict is given on
-                          any of them: their p-values and `set_test` are then null
+                          any of them: their p-values and `set_test` are then null; `set_withheld` why the set is not
+                          judged
   blind_baseline          null, or {auc, gap, p_value, fires, explained, images}: a classifier that never saw
                           the model, and what the attack has over it
   epsilon_lower_bound     null, or `evidence.EpsilonBound`
@@ -48,6 +49,7 @@ _VERDICTS = {
 _SURELY = 0.01
 NO_FINITE_ANSWER = "the model gave no finite answer"
 UNLIKE = "as a picture it is unlike the held-out images"
+UNLIKE_SET = "as pictures they are unlike the held-out images"
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
@@ -269,7 +271,9 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
     groups, truth = record.groups(indices), record.arrays["truth"]
     likeness = _likeness(record)
     like = np.ones(len(indices), bool) if likeness is None else ~likeness.unlike
-    withheld = withheld or candidates_withheld(np.isfinite(scores), like, likeness is not None and likeness.set_unlike)
+    if likeness is not None and (likeness.set_unlike or np.sum(likeness.unlike) > len(indices) / 2):
+        withheld = withheld or UNLIKE_SET
+    set_withheld = withheld or too_few_answers(np.isfinite(scores))
     comparable = like & (withheld is None)
     counted = comparable & np.isfinite(scores) if withheld is None else np.isfinite(scores)
     p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
@@ -300,7 +304,9 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
             )
             for sign in (1, -1)
         )
-    warnings = [] if withheld or set_test is None else [*verdicts.warnings, *set_test.warnings]
+    warnings = [] if withheld else list(verdicts.warnings)
+    warnings += [] if set_withheld or set_test is None else set_test.warnings
+    warnings += [f"the set is not judged: {set_withheld}"] if set_withheld and not withheld else []
     if groups is not None and "groups" not in record.facts["settings"]:
         warnings.append("only near duplicates and known identities are grouped: other images count as independent")
     summary = {
@@ -313,7 +319,8 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
         "heldout_needed": verdicts.heldout_needed,
         "can_decide": verdicts.can_decide and withheld is None,
         "withheld": withheld,
-        "set_test": None if withheld else set_test,
+        "set_withheld": set_withheld,
+        "set_test": None if set_withheld else set_test,
         # p-value of looking *less* like training images than held-out images do, where that is sure.
         "less_like_members": reverse.p_value if reverse and reverse.p_value <= _SURELY else None,
         "likeness": None
@@ -325,17 +332,12 @@ def _candidates(record: Record, withheld: str | None) -> tuple[list[dict[str, An
     return rows, summary
 
 
-def candidates_withheld(answered: np.ndarray, like: np.ndarray, set_unlike: bool) -> str | None:
-    """Why no verdict is given on any candidate, if too many of them cannot be judged.
-
-    Leaving many out would judge a set by those that are left, which may have been chosen.
-    """
+def too_few_answers(answered: np.ndarray) -> str | None:
+    """Why a set of candidates is not judged, if too many of them got no answer: those left may have been chosen."""
     missing = int(np.sum(~answered))
-    if missing > MAX_UNUSABLE_FRACTION * len(answered):
-        return f"the model gave no finite answer for {missing} of {len(answered)} candidates"
-    if set_unlike or np.sum(~like) > len(like) / 2:
-        return "as pictures they are unlike the held-out images"
-    return None
+    if missing <= MAX_UNUSABLE_FRACTION * len(answered):
+        return None
+    return f"the model gave no finite answer for {missing} of {len(answered)} candidates"
 
 
 def _likeness(record: Record) -> evidence.Likeness | None:

@@ -80,7 +80,8 @@ def check(condition: str, results: Mapping[str, Any]) -> bool:
         no verdict was given.
     """
     path, comparison, bound = parse(condition)
-    withheld = (results.get("candidates") or {}).get("withheld") if path.startswith("candidates.") else None
+    found = (results.get("candidates") or {}) if path.startswith("candidates.") else {}
+    withheld = found.get("withheld") or found.get("set_withheld")
     verdict = str(results.get("verdict"))
     if path.startswith("flagged.") and verdict.startswith("cannot tell"):
         raise ValueError(f"{condition!r} cannot be judged: the verdict on the deletion is {verdict!r}")

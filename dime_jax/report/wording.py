@@ -112,6 +112,8 @@ def _candidates(results: Mapping[str, Any]) -> str:
     ]
     if found["withheld"]:
         return f"No verdict is given on any of the {found['count']:,} candidates: {found['withheld']}."
+    if not found["set_test"]:
+        return " ".join(sentences)
     p_value = found["set_test"]["p_value"]
     if found["can_decide"] and p_value <= found["level"]:
         sentences.append(f"As a set they look like training images ({p_text(p_value)}).")
@@ -209,7 +211,7 @@ def _without_members(results: Mapping[str, Any]) -> dict[str, Any]:
         answer = "Too few held-out images to decide anything."
     elif found["evidence"]:
         answer = f"{found['evidence']:,} of {found['count']:,} candidates show evidence of membership."
-    elif found["set_test"]["p_value"] <= found["level"]:
+    elif found["set_test"] and found["set_test"]["p_value"] <= found["level"]:
         answer = "As a set the candidates look like training images, though no single one does for sure."
     else:
         answer = "No evidence that any candidate was in the training set."

@@ -289,7 +289,8 @@ def test_no_set_is_judged_by_the_few_that_got_an_answer(tmp_path):
 
     model = dj.Denoiser.from_function(evasive, MODEL.schedule, MODEL.image_shape, name="evasive")
     results = auditing.audit(config(tmp_path, model=model, **ROLES)).results
-    assert results["candidates"]["withheld"] == "the model gave no finite answer for 6 of 12 candidates"
+    assert results["candidates"]["set_withheld"] == "the model gave no finite answer for 6 of 12 candidates"
+    assert results["candidates"]["withheld"] is None  # the others are judged one by one
     assert results["candidates"]["set_test"] is None
     with pytest.raises(ValueError, match="cannot be judged"):
         gate.check("candidates.evidence > 0", results)

@@ -233,7 +233,9 @@ def test_unusable_images_are_counted_by_role(hostile):
     assert (counts["members"], counts["heldout"], counts["candidates"]) == (60, 59, len(good) + 9)
     found = results["candidates"]
     assert found["count"] == len(good) + 9 == found["evidence"] + found["no_evidence"] + found["cannot_tell"]
-    assert found["set_test"]["n"] == len(good)
+    # One of the eight got no answer: more than a tenth, so that the set is not judged by the others.
+    assert found["set_withheld"] == "the model gave no finite answer for 1 of 8 candidates"
+    assert found["set_test"] is None
 
 
 def test_the_report_shows_who_could_not_be_read_or_answered_and_copies(hostile):

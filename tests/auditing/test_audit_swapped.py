@@ -165,7 +165,7 @@ def random_audit(directory, seed):
     def eps(x, t):
         flat = np.asarray(x).reshape(len(x), -1)
         guess = float(remembers.schedule.sigma(int(t))) * flat
-        own = 0.2 * np.exp(np.sin(flat @ waves).sum(axis=1))[:, None] * np.sign(flat)
+        own = 0.08 * np.exp(np.sin(flat @ waves).sum(axis=1))[:, None] * np.sign(flat)
         memory = np.asarray(remembers.eps(x, t)).reshape(len(x), -1)
         return ((1 - strength) * guess + strength * memory + own).reshape(np.shape(x)).astype(np.float32)
 
