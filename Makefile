@@ -6,10 +6,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help audit test test-slow lint format bench figures parity lock clean
+.PHONY: help audit test test-slow lint format bench figures parity parity-full-size lock clean
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 # The stamp carries the Python version, so that another PYTHON gets a fresh environment.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -44,11 +44,14 @@ PARITY := .venv-parity
 $(PARITY)/.installed: requirements.lock pyproject.toml
 	$(MAKE) VENV=$(PARITY) $(subst $(VENV),$(PARITY),$(STAMP))
 	$(PARITY)/bin/python -m pip install --quiet torch==2.13.0
-	$(PARITY)/bin/python -m pip install --quiet "diffusers>=0.35" torch==2.13.0
+	$(PARITY)/bin/python -m pip install --quiet "diffusers>=0.35" "peft>=0.17" "transformers>=5" torch==2.13.0
 	@touch $@
 
 parity: $(PARITY)/.installed  ## compare with PyTorch and diffusers, live
 	$(PARITY)/bin/python -m pytest -m parity
+
+parity-full-size: $(PARITY)/.installed  ## the same for one network of 860M parameters (10 GB)
+	$(PARITY)/bin/python -m pytest -m full_size -s
 
 bench: $(PARITY)/.installed  ## speed ratios, measured side by side
 	$(PARITY)/bin/python -m benchmarks
@@ -57,7 +60,7 @@ figures: $(STAMP)  ## every figure that needs no accelerator
 	$(BIN)/python -m experiments.figures --output=out/figures
 
 lock:  ## renew requirements.lock (needs uv)
-	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra tfds --python-version 3.11 --universal \
+	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra latent --extra tfds --python-version 3.11 --universal \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 clean:  ## remove the environment and outputs

@@ -15,8 +15,9 @@ import numpy as np
 
 from benchmarks.timing import median_seconds
 from dime_jax import training
+from dime_jax._distributed import data_mesh, replicated
 from dime_jax.training import dp
-from dime_jax.training.inputs import data_mesh, on_devices
+from dime_jax.training.inputs import on_devices
 from dime_jax.training.keys import update_keys
 from experiments.configs import dp_digits
 from experiments.train import model_spec
@@ -26,11 +27,11 @@ ROUNDS = 15
 COUNT = 400
 
 
-def step_of(method: training.Method, recipe: training.Recipe) -> Callable[[], Any]:
+def step_of(method: training.Method, recipe: training.TrainingRecipe) -> Callable[[], Any]:
     """One update by a method, from images in host memory."""
     spec, mesh = model_spec(dp_digits.get_config()), data_mesh(jax.devices()[:1])
     state = training.initial_state(spec, recipe, method.optimizer)
-    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    state = jax.device_put(state, replicated(mesh))
     update = training.make_step(spec, recipe, method, mesh)
     images = np.random.default_rng(0).uniform(-1, 1, (BATCH, *spec.image_shape)).astype(np.float32)
     examples = training.Examples(images, None, np.ones(BATCH, bool))
@@ -45,7 +46,7 @@ def step_of(method: training.Method, recipe: training.Recipe) -> Callable[[], An
 
 def run() -> dict[str, float]:
     """Time both steps, print them and their ratio; seconds per step."""
-    recipe = training.Recipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
+    recipe = training.TrainingRecipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
     privacy = dp.Privacy(epsilon=10, steps=1)
     steps = {
         "plain": step_of(training.shuffled_method(recipe, COUNT), recipe),

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import median_seconds
-from dime_jax import data, models, planning, scoring
+from dime_jax import data, models, scoring
 from dime_jax.attacks import get_attack
 from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.schedule import linear_schedule
+from dime_jax.scoring import planning
 
 IMAGE = (32, 32, 3)
 PROBES = 10
@@ -63,7 +64,7 @@ def engine_run(model: Denoiser, micro_batch: int, images: int) -> Callable[[], A
     pixels = np.random.default_rng(0).integers(0, 256, (images, *IMAGE), dtype=np.uint8)
     source = data.from_images(pixels)
     jobs = [planning.Job(get_attack("dime"), {"t": 100, "gamma": 0.1, "q": PROBES})]
-    options = scoring.Options(micro_batch=micro_batch, devices=jax.local_devices()[:1], silent=True)
+    options = scoring.ScoringOptions(micro_batch=micro_batch, devices=jax.local_devices()[:1], silent=True)
 
     def run() -> Any:
         with tempfile.TemporaryDirectory() as directory:

@@ -17,14 +17,15 @@ import numpy as np
 
 from benchmarks.timing import median_seconds_apart
 from dime_jax import models, training
+from dime_jax._distributed import data_mesh, replicated
 from dime_jax.schedule import linear_schedule
-from dime_jax.training.inputs import data_mesh, on_devices
+from dime_jax.training.inputs import on_devices
 from dime_jax.training.keys import update_keys
 
 BATCH = 16
 TURNS, STEPS = 3, 3
 IMAGE = (32, 32, 3)
-RECIPE = training.Recipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
+RECIPE = training.TrainingRecipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
 
 
 def our_step() -> Callable[[], Any]:
@@ -32,7 +33,7 @@ def our_step() -> Callable[[], Any]:
     spec = models.ModelSpec(architecture=models.DdpmUnetSpec(), image_shape=IMAGE)
     method, mesh = training.shuffled_method(RECIPE, BATCH), data_mesh()
     state = training.initial_state(spec, RECIPE, method.optimizer)
-    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    state = jax.device_put(state, replicated(mesh))
     update = training.make_step(spec, RECIPE, method, mesh)
     examples = training.Examples(_images(), None, np.ones(BATCH, bool))
 

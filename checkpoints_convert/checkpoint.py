@@ -5,9 +5,9 @@ line about each says which, for people and for the model directory. What nobody 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpe
 from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 Size = tuple[int, int]
 
@@ -53,10 +54,10 @@ class Checkpoint(NamedTuple):
     setting: str | None = None
 
 
-class Known(NamedTuple, Generic[T]):
+class Known(NamedTuple, Generic[T_co]):
     """A fact about a model, and how it is known."""
 
-    value: T
+    value: T_co
     how: str
 
 
@@ -84,27 +85,49 @@ def make_spec(
     Raises:
       ValueError: naming the options for everything that is not known.
     """
-    known = {
-        "image_size": _prefer(None if options.image_size is None else (options.image_size,) * 2, image_size),
-        "schedule": _prefer(parse_schedule(options.schedule), schedule),
-        "prediction": _prefer(options.prediction, prediction),
-    }
-    missing = [name for name, fact in known.items() if fact is None]
-    if missing:
+    given_size = None if options.image_size is None else (options.image_size, options.image_size)
+    image_size = _prefer(given_size, image_size)
+    schedule = _prefer(parse_schedule(options.schedule), schedule)
+    prediction = _prefer(options.prediction, prediction)
+    if image_size is None or schedule is None or prediction is None:
+        known = {"image_size": image_size, "schedule": schedule, "prediction": prediction}
+        missing = [name for name, fact in known.items() if fact is None]
         words = " and ".join(_WORDS[name] for name in missing)
         flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
         raise ValueError(f"expected {flags}: the checkpoint does not hold the {words}")
-    facts = {name: fact for name, fact in known.items() if fact is not None}
     spec = ModelSpec(
         architecture=architecture,
-        image_shape=(*facts["image_size"].value, architecture.image_channels),
-        schedule=facts["schedule"].value,
-        prediction=facts["prediction"].value,
+        image_shape=(*image_size.value, architecture.image_channels),
+        schedule=schedule.value,
+        prediction=prediction.value,
     )
+    facts: dict[str, Known[object]] = {"image_size": image_size, "schedule": schedule, "prediction": prediction}
     return spec, tuple(f"{_WORDS[name]}: {_text(fact.value)} ({fact.how})" for name, fact in facts.items())
 
 
-def _prefer(given: Any, found: Known[Any] | None) -> Known[Any] | None:
+def make_checkpoint(
+    weights: Weights,
+    dialect: Dialect,
+    options: ConversionOptions,
+    architecture: DdpmUnetSpec | GuidedUnetSpec,
+    image_size: Known[Size] | None,
+    schedule: Known[ScheduleSpec] | None,
+    prediction: Known[str] | None,
+    setting: str | None = None,
+) -> Checkpoint:
+    """The checkpoint of the weights chosen from one file.
+
+    Args:
+      weights: from `weights_file.choose`.
+      dialect: whose names they have.
+      options, architecture, image_size, schedule, prediction: as in `make_spec`.
+      setting: the name of a published network, where it is one.
+    """
+    spec, facts = make_spec(options, architecture, image_size, schedule, prediction)
+    return Checkpoint(weights.file, weights.state, dialect, weights.which, spec, weights.facts + facts, setting)
+
+
+def _prefer(given: T | None, found: Known[T] | None) -> Known[T] | None:
     """What the user gave, else what was found."""
     if given is None:
         return found
@@ -112,7 +135,7 @@ def _prefer(given: Any, found: Known[Any] | None) -> Known[Any] | None:
     return Known(given, f"as given, instead of {_text(found.value)}" if found and contradicts else "as given")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, ScheduleSpec):
         return describe_schedule(value)
     return f"{value[0]} x {value[1]}" if isinstance(value, tuple) else str(value)
@@ -143,7 +166,7 @@ def stored_schedule(weights: Weights) -> Known[ScheduleSpec] | None:
     return Known(ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas.tolist())), "betas in the file")
 
 
-def check_options(options: ConversionOptions, dialects: Mapping[str, Any]) -> None:
+def check_options(options: ConversionOptions, dialects: Iterable[str]) -> None:
     """Refuse options that no checkpoint could have."""
     _validate.check_choice(options.dialect, ["auto", *dialects], "dialect")
     if options.image_size is not None:

@@ -1,7 +1,7 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
-from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_spec, sample_size, stored_schedule
-from checkpoints_convert.mapping import Dialect, Level, StateDict, infer_ddpm_spec
+from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
+from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import Weights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
@@ -25,9 +25,9 @@ def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
         names[f"down_{level}_downsample"] = f"down.{level}.downsample.conv"
         names[f"up_{level}_upsample"] = f"up.{level}.upsample.conv"
         for way in ("down", "up"):
-            for block in range(spec.num_res_blocks + 1):
-                names[f"{way}_{level}_block_{block}"] = f"{way}.{level}.block.{block}"
-                names[f"{way}_{level}_attention_{block}"] = f"{way}.{level}.attn.{block}"
+            blocks = range(spec.num_res_blocks + 1)
+            residual = [f"{way}.{level}.block.{block}" for block in blocks]
+            names |= block_names(way, level, residual, [f"{way}.{level}.attn.{block}" for block in blocks])
     return names
 
 
@@ -54,10 +54,10 @@ DIALECT = Dialect(
 
 def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
     """The checkpoint of a file's weights."""
+    architecture = infer_spec(weights.state)
     schedule = stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
     prediction = by_convention("epsilon", _CODE)
-    spec, facts = make_spec(options, infer_spec(weights.state), sample_size(weights), schedule, prediction)
-    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, weights.facts + facts)
+    return make_checkpoint(weights, DIALECT, options, architecture, sample_size(weights), schedule, prediction)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -69,4 +69,4 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
     for level in range(highest + 1):
         blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:-1] == (str(level), "block")})
         levels.append(Level(blocks, any(part[:2] == (str(level), "attn") for part in parts)))
-    return infer_ddpm_spec(state, DIALECT, levels)
+    return infer_ddpm_spec(state, DIALECT, levels, DdpmUnetSpec())

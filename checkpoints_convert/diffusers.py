@@ -3,18 +3,19 @@
 Every key of a config is honoured, known to change nothing that an attack asks for, or refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.checkpoint import Checkpoint, Known, Size, make_spec
 from checkpoints_convert.json_file import read_json
-from checkpoints_convert.mapping import Dialect
+from checkpoints_convert.mapping import Dialect, block_names
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.unsupported import folder_parts, refuse_unsupported
-from checkpoints_convert.weights_file import about
+from checkpoints_convert.weights_file import Weights, about
+from dime_jax._typing import JsonObject
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models.latent_spec import ConditionalUnetSpec
 from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer
 
 _PIPELINES = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline")
@@ -22,7 +23,8 @@ _SCHEDULERS = ("DDPMScheduler", "DDIMScheduler", "PNDMScheduler")
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 
 
-def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
+def module_names(spec: DdpmUnetSpec | ConditionalUnetSpec) -> dict[str, str]:
+    """Their name for each top-level module of a U-Net."""
     names = {
         "time_dense_0": "time_embedding.linear_1",
         "time_dense_1": "time_embedding.linear_2",
@@ -39,10 +41,10 @@ def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
         down, up = f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}"
         names[f"down_{level}_downsample"] = f"{down}.downsamplers.0.conv"
         names[f"up_{level}_upsample"] = f"{up}.upsamplers.0.conv"
-        for block in range(spec.num_res_blocks + 1):
-            for way, prefix in (("down", down), ("up", up)):
-                names[f"{way}_{level}_block_{block}"] = f"{prefix}.resnets.{block}"
-                names[f"{way}_{level}_attention_{block}"] = f"{prefix}.attentions.{block}"
+        for way, prefix in (("down", down), ("up", up)):
+            blocks = range(spec.num_res_blocks + 1)
+            residual = [f"{prefix}.resnets.{block}" for block in blocks]
+            names |= block_names(way, level, residual, [f"{prefix}.attentions.{block}" for block in blocks])
     return names
 
 
@@ -57,7 +59,7 @@ DIALECT = Dialect(
         "conv_norm_out.",
         "conv_out.",
     ),
-    module_names=_module_names,
+    module_names=module_names,
     part_names={
         "norm_1": "norm1",
         "conv_1": "conv1",
@@ -111,11 +113,9 @@ _HONOURED = {
     "add_attention": True,
     "num_class_embeds": None,
 }
-# Bookkeeping, the size of a time embedding that only other types have, and the EMA's own settings.
-_IGNORED = (
-    *("_class_name", "_diffusers_version", "_name_or_path", "num_train_timesteps"),
-    *("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"),
-)
+_BOOKKEEPING = {"_class_name", "_diffusers_version", "_name_or_path"}
+_EMA_KEYS = {"decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"}
+_IGNORED = _BOOKKEEPING | _EMA_KEYS | {"num_train_timesteps"}  # the last is for time embeddings of other types
 
 _SCHEDULER_HONOURED = {
     "num_train_timesteps": 1000,
@@ -128,11 +128,9 @@ _SCHEDULER_HONOURED = {
     "variance_type": "fixed_small",
 }
 # These change how samples are drawn, not what the network was trained to predict.
-_SCHEDULER_IGNORED = (
-    *("_class_name", "_diffusers_version", "_name_or_path", "tensor_format", "timestep_values"),
-    *("clip_sample", "clip_sample_range", "thresholding", "dynamic_thresholding_ratio", "sample_max_value"),
-    *("steps_offset", "timestep_spacing", "set_alpha_to_one", "skip_prk_steps"),
-)
+_CLIPPING = {"clip_sample", "clip_sample_range", "thresholding", "dynamic_thresholding_ratio", "sample_max_value"}
+_STEPPING = {"steps_offset", "timestep_spacing", "timestep_values", "set_alpha_to_one", "skip_prk_steps"}
+_SCHEDULER_IGNORED = _BOOKKEEPING | _CLIPPING | _STEPPING | {"tensor_format"}
 _BETA_SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
 
 
@@ -146,7 +144,6 @@ class _Scheduler(NamedTuple):
 
 def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     """The checkpoint of a folder."""
-    refuse_unsupported(folder, folder_parts(folder))
     if options.dialect not in ("auto", DIALECT.name):
         raise ValueError(f"{folder} is a folder: expected the dialect diffusers, got {options.dialect}")
     if options.model_flags is not None:
@@ -167,14 +164,17 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
         weights = weights_file.choose(file, weights_file.read(file), None)
     is_old = any(name.endswith(".proj_attn.weight") for name in weights.state)
     dialect = OLD_DIALECT if is_old else DIALECT
-    learned = architecture.learned_sigma and scheduler.learned_sigma is None
-    facts = (
-        *weights.facts,
-        *facts,
-        *(["variance: learned (out_channels is twice in_channels; there is no scheduler to say)"] if learned else []),
-        *_defaults("config.json", config, _HONOURED, but=("sample_size",)),
-    )
-    return Checkpoint(file, weights.state, dialect, which, spec, facts)
+    lines = [*weights.facts, *facts]
+    if architecture.learned_sigma and scheduler.learned_sigma is None:
+        lines.append("variance: learned (out_channels is twice in_channels; there is no scheduler to say)")
+    lines += _defaults("config.json", config, _HONOURED, but=("sample_size",))
+    return Checkpoint(file, weights.state, dialect, which, spec, tuple(lines))
+
+
+def open_weights(weights: Weights, options: ConversionOptions) -> NoReturn:
+    """Refuse a weights file by itself, which does not say enough."""
+    del weights, options
+    raise ValueError("diffusers weights without their config: expected the folder that holds config.json")
 
 
 def _read_scheduler(folder: Path) -> _Scheduler:
@@ -195,17 +195,17 @@ def _read_scheduler(folder: Path) -> _Scheduler:
     )
 
 
-def _missing(config: Mapping[str, Any], honoured: Mapping[str, Any], but: tuple[str, ...]) -> list[str]:
+def _missing(config: JsonObject, honoured: Mapping[str, object], but: tuple[str, ...]) -> list[str]:
     return [key for key in honoured if key not in config and key not in but]
 
 
-def _defaults(name: str, config: Mapping[str, Any], honoured: Mapping[str, Any], but: tuple[str, ...]) -> list[str]:
+def _defaults(name: str, config: JsonObject, honoured: Mapping[str, object], but: tuple[str, ...]) -> list[str]:
     """A line on what a config leaves to the code that reads it."""
     values = [f"{key}={honoured[key]!r}" for key in _missing(config, honoured, but)]
     return [f"architecture: diffusers' defaults, where {name} does not say: {', '.join(values)}"] if values else []
 
 
-def _check_pipeline(index: Mapping[str, Any]) -> None:
+def _check_pipeline(index: JsonObject) -> None:
     _check_class(index, _PIPELINES)
     for part in ("unet", "scheduler"):
         match index.get(part):
@@ -242,17 +242,17 @@ def _weights_file(unet: Path) -> Path:
     raise ValueError(f"{unet}: expected {' or '.join(_WEIGHT_FILES)}, found {', '.join(others) or 'no weights'}")
 
 
-def parse_unet(config: Mapping[str, Any], learned_sigma: bool | None) -> tuple[DdpmUnetSpec, Known[Size] | None]:
+def parse_unet(config: JsonObject, learned_sigma: bool | None) -> tuple[DdpmUnetSpec, Known[Size] | None]:
     """The architecture and the image size (None if the config has none) of a UNet2DModel's config.
 
     `learned_sigma` is whether the scheduler expects a variance from the network; None: as many channels as it has.
     """
     _check_class(config, ("UNet2DModel",))
-    _check_keys(config, {*_FIXED, *_HONOURED, *_IGNORED})
+    _check_keys(config, _FIXED.keys() | _HONOURED.keys() | _IGNORED)
     for key, values in _FIXED.items():
         if config.get(key, values[0]) not in values:
             raise ValueError(f"cannot honour {key}={config[key]!r}: expected {' or '.join(map(repr, values))}")
-    given = {key: config.get(key, default) for key, default in _HONOURED.items()}
+    given: JsonObject = {key: config.get(key, default) for key, default in _HONOURED.items()}
     for key in ("block_out_channels", "down_block_types", "up_block_types"):
         if not isinstance(given[key], (list, tuple)) or not given[key]:
             raise ValueError(f"expected {key} to be a list, got {given[key]!r}")
@@ -296,36 +296,38 @@ def parse_unet(config: Mapping[str, Any], learned_sigma: bool | None) -> tuple[D
         symmetric_downsample=given["downsample_padding"] == 1,
         middle_attention=given["add_attention"],
     )
-    return spec, _image_size(given["sample_size"])
+    return spec, _image_size(given)
 
 
-def _attention_levels(block_types: Any, plain: str) -> tuple[int, ...]:
+def _attention_levels(block_types: Sequence[object], plain: str) -> tuple[int, ...]:
     for block_type in block_types:
         if block_type not in (plain, f"Attn{plain}"):
             raise ValueError(f"cannot honour the block type {block_type!r}: expected {plain} or Attn{plain}")
     return tuple(level for level, block_type in enumerate(block_types) if block_type != plain)
 
 
-def _image_size(size: Any) -> Known[Size] | None:
+def _image_size(given: JsonObject) -> Known[Size] | None:
+    size = given["sample_size"]
     if size is None:
         return None
     height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
     return Known((height, width), "config.json")
 
 
-def parse_scheduler(config: Mapping[str, Any]) -> tuple[ScheduleSpec, str]:
+def parse_scheduler(config: JsonObject) -> tuple[ScheduleSpec, str]:
     """The noise schedule and the prediction type of a scheduler's config."""
     _check_class(config, _SCHEDULERS)
-    _check_keys(config, {*_SCHEDULER_HONOURED, *_SCHEDULER_IGNORED})
+    _check_keys(config, _SCHEDULER_HONOURED.keys() | _SCHEDULER_IGNORED)
     given = {key: config.get(key, default) for key, default in _SCHEDULER_HONOURED.items()}
     if given["prediction_type"] not in PREDICTIONS:
         raise ValueError(
             f"cannot honour prediction_type={given['prediction_type']!r}: expected {', '.join(PREDICTIONS)}"
         )
-    return _schedule(given), given["prediction_type"]
+    return beta_schedule(given), given["prediction_type"]
 
 
-def _schedule(given: Mapping[str, Any]) -> ScheduleSpec:
+def beta_schedule(given: JsonObject) -> ScheduleSpec:
+    """The noise schedule of a scheduler's fields, all of those in `_SCHEDULER_HONOURED`."""
     betas = given["trained_betas"]
     if betas is not None:
         if not isinstance(betas, list):
@@ -346,14 +348,14 @@ def _schedule(given: Mapping[str, Any]) -> ScheduleSpec:
     )
 
 
-def _check_class(config: Mapping[str, Any], classes: tuple[str, ...]) -> None:
+def _check_class(config: JsonObject, classes: tuple[str, ...]) -> None:
     if config.get("_class_name") not in classes:
         raise ValueError(f"cannot honour _class_name={config.get('_class_name')!r}: expected {' or '.join(classes)}")
     if "auto_map" in config:
         raise ValueError("cannot honour auto_map: it names code to run")
 
 
-def _check_keys(config: Mapping[str, Any], known: set[str]) -> None:
+def _check_keys(config: JsonObject, known: set[str]) -> None:
     unknown = sorted(set(config) - known)
     if unknown:
         raise ValueError(

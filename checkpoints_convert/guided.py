@@ -4,15 +4,15 @@ Head counts and the order of attention channels cannot be read off the weights: 
 their shapes (`PRESETS`, from the repository's README), others come with their constructor arguments in a JSON file.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, make_spec, stored_schedule
+from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, make_checkpoint, stored_schedule
 from checkpoints_convert.json_file import read_json
-from checkpoints_convert.mapping import Dialect, StateDict, width_of
+from checkpoints_convert.mapping import Dialect, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import Weights, about
+from dime_jax._typing import JsonObject
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
 
@@ -31,24 +31,15 @@ def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
         "norm_out": "out.0",
         "conv_out": "out.2",
     }
-    levels = range(len(spec.level_channels))
-    number = 1
-    for level in levels:
-        for block in range(spec.num_res_blocks):
-            names[f"down_{level}_block_{block}"] = f"input_blocks.{number}.0"
-            names[f"down_{level}_attention_{block}"] = f"input_blocks.{number}.1"
-            number += 1
-        names[f"down_{level}_downsample"] = f"input_blocks.{number}.0" + ("" if spec.resblock_updown else ".op")
-        number += 1
-    number = 0
-    for level in reversed(levels):
-        for block in range(spec.num_res_blocks + 1):
-            names[f"up_{level}_block_{block}"] = f"output_blocks.{number}.0"
-            names[f"up_{level}_attention_{block}"] = f"output_blocks.{number}.1"
-            number += 1
+    levels = len(spec.level_channels)
+    for level in range(levels):
+        *down, downsample = numbered("input_blocks", level, spec.num_res_blocks + 1, start=1)
+        up = numbered("output_blocks", levels - 1 - level, spec.num_res_blocks + 1)
+        names |= block_names("down", level, [f"{block}.0" for block in down], [f"{block}.1" for block in down])
+        names |= block_names("up", level, [f"{block}.0" for block in up], [f"{block}.1" for block in up])
         position = 2 if level in spec.up_attention else 1  # in the same block as the level's last residual block
-        name = f"output_blocks.{number - 1}.{position}"
-        names[f"up_{level}_upsample"] = name if spec.resblock_updown else f"{name}.conv"
+        names[f"down_{level}_downsample"] = f"{downsample}.0" + ("" if spec.resblock_updown else ".op")
+        names[f"up_{level}_upsample"] = f"{up[-1]}.{position}" + ("" if spec.resblock_updown else ".conv")
     return names
 
 
@@ -92,19 +83,15 @@ def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
             network = setting_from_flags(read_json(flags_file))
         how = flags_file.name
         schedule = by_convention(network.schedule, _CODE)
-    spec, facts = make_spec(
-        options,
-        network.architecture,
-        Known((network.image_size, network.image_size), how),
-        stored_schedule(weights) or schedule,
-        by_convention("epsilon", _CODE),
+    image_size, schedule = Known((network.image_size, network.image_size), how), stored_schedule(weights) or schedule
+    prediction = by_convention("epsilon", _CODE)
+    return make_checkpoint(
+        weights, DIALECT, options, network.architecture, image_size, schedule, prediction, setting=network.name
     )
-    facts = weights.facts + facts
-    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, facts, network.name)
 
 
 # Constructor arguments of UNetModel, with its defaults; None: must be given.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: JsonObject = {
     "image_size": None,
     "in_channels": 3,
     "out_channels": None,
@@ -130,11 +117,15 @@ _DEFAULTS: dict[str, Any] = {
 _NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resolutions")
 
 
-def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> GuidedNetwork:
+def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNetwork:
     """The network of UNetModel's constructor arguments; what our network does not have is refused by name.
 
     `attention_resolutions` are downsampling factors, as in the constructor. `learn_sigma` (from the repository's
     scripts) may stand for `out_channels`. Flags for precision and checkpointing change nothing here.
+
+    Args:
+      flags: named as in the constructor.
+      name: what the network is called in the record.
     """
     unknown = sorted(set(flags) - set(_DEFAULTS))
     if unknown:
@@ -180,7 +171,7 @@ def setting_from_flags(flags: Mapping[str, Any], name: str = "model_flags") -> G
     return GuidedNetwork(name, architecture, given["image_size"], ScheduleSpec())
 
 
-def _learned_sigma(given: Mapping[str, Any]) -> bool:
+def _learned_sigma(given: JsonObject) -> bool:
     if given["out_channels"] is None:
         check_flag(given["learn_sigma"], "learn_sigma")
         return given["learn_sigma"]
@@ -192,15 +183,16 @@ def _learned_sigma(given: Mapping[str, Any]) -> bool:
     return learned
 
 
-def _num_classes(given: Mapping[str, Any]) -> int | None:
+def _num_classes(given: JsonObject) -> int | None:
     if given["class_cond"] not in (None, given["num_classes"] is not None):
         raise ValueError(f"class_cond={given['class_cond']!r} contradicts num_classes={given['num_classes']!r}")
     return given["num_classes"]
 
 
-def _preset(name: str, size: int, channels: int, multipliers: tuple[float, ...], **flags: Any) -> GuidedNetwork:
+def _preset(
+    name: str, size: int, channels: int, multipliers: tuple[float, ...], schedule: str = "linear", **flags: object
+) -> GuidedNetwork:
     """A published model: attention at 32×32, 16×16 and 8×8, learned variance, resampling residual blocks."""
-    schedule = flags.pop("schedule", "linear")
     common = {
         "image_size": size,
         "model_channels": channels,
@@ -220,11 +212,14 @@ def presets() -> dict[str, GuidedNetwork]:
     """The published models, by size; `256x256_uncond` is also LSUN's."""
     settings = (
         _preset(
-            *("64x64", 64, 192, (1, 2, 3, 4)),
+            "64x64",
+            64,
+            192,
+            (1, 2, 3, 4),
+            schedule="cosine",
             num_res_blocks=3,
             dropout=0.1,
             use_new_attention_order=True,
-            schedule="cosine",
         ),
         _preset("128x128", 128, 256, (1, 1, 2, 3, 4), num_heads=4, num_head_channels=-1),
         _preset("256x256", 256, 256, (1, 1, 2, 2, 4, 4)),

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from checkpoints_convert.torch_pickle import CheckpointError
+from dime_jax._typing import JsonObject
 
 _MAX_BYTES = 2**20
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> JsonObject:
     """A JSON object from a small file; repeated keys are refused."""
     if not file.is_file():
         raise CheckpointError(f"no file {file}")
@@ -24,9 +24,9 @@ def read_json(file: Path) -> dict[str, Any]:
     return contents
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, object]]) -> JsonObject:
     """For `object_pairs_hook`: a dict, unless a key occurs twice."""
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     for name, value in pairs:
         if name in result:
             raise ValueError(f"the key {name!r} occurs twice")

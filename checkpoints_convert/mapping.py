@@ -5,6 +5,7 @@ state dict against the table (every tensor used exactly once, every variable fil
 finite), reports all problems in one error, and converts; `to_state_dict` goes back.
 """
 
+import dataclasses
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from dime_jax import models
+from dime_jax._typing import PyTree
 
 StateDict = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
@@ -56,24 +58,32 @@ _LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "ti
 
 
 class Entry(NamedTuple):
-    """One tensor of a checkpoint and the variable it becomes."""
+    """One tensor of a checkpoint and the variable it becomes.
 
-    source: str
-    source_shape: Shape
+    Attributes:
+      tensor: its name in the checkpoint.
+      tensor_shape: its shape there.
+      path: of the variable in the network's tree.
+      layout: how the tensor is stored.
+    """
+
+    tensor: str
+    tensor_shape: Shape
     path: tuple[str, ...]
     layout: Layout
 
 
-def name_table(dialect: Dialect, spec: Any) -> list[Entry]:
+def name_table(dialect: Dialect, spec: models.DdpmUnetSpec | models.GuidedUnetSpec) -> list[Entry]:
     """One entry for each variable of the network of `spec`."""
     modules = dialect.module_names(spec)
     entries = []
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(models.param_shapes(spec)):
         path = tuple(key.key for key in key_path)
         names = path[1:-1] if path[0] == "params" else path[1:]
-        source = ".".join([modules[names[0]], *(dialect.part_names[name] for name in names[1:]), _LEAF_NAMES[path[-1]]])
+        parts = [dialect.part_names[name] for name in names[1:]]
+        tensor = ".".join([modules[names[0]], *parts, _LEAF_NAMES[path[-1]]])
         layout = LAYOUTS[_layout_name(path, len(leaf.shape), dialect)]
-        entries.append(Entry(source, _source_shape(leaf.shape, layout), path, layout))
+        entries.append(Entry(tensor, tensor_shape(leaf.shape, layout), path, layout))
     return entries
 
 
@@ -87,7 +97,8 @@ def _layout_name(path: tuple[str, ...], rank: int, dialect: Dialect) -> str:
     return dialect.attention_layout if path[-2] in _ATTENTION_PARTS else "linear"
 
 
-def _source_shape(shape: Shape, layout: Layout) -> Shape:
+def tensor_shape(shape: Shape, layout: Layout) -> Shape:
+    """The shape in the file of a variable of this shape."""
     if layout.axes is None:
         return shape
     return tuple(shape[layout.axes.index(axis)] for axis in range(len(shape))) + (1,) * layout.ones
@@ -95,7 +106,7 @@ def _source_shape(shape: Shape, layout: Layout) -> Shape:
 
 def to_variables(
     state: StateDict, table: list[Entry], track: Callable[[list[Entry]], Iterable[Entry]] = lambda entries: entries
-) -> dict[str, Any]:
+) -> PyTree:
     """The network's variables in float32, as a nested dict of NumPy arrays.
 
     Args:
@@ -107,12 +118,12 @@ def to_variables(
       ValueError: naming every missing, extra, mis-shaped, non-numeric or non-finite tensor.
     """
     problems = _structure_problems(state, table)
-    variables: dict[str, Any] = {}
+    variables: dict[str, PyTree] = {}
     for entry in track(table) if not problems else []:
-        array = _to_ours(state[entry.source], entry.layout)
+        array = _to_ours(state[entry.tensor], entry.layout)
         bad = array.size - np.count_nonzero(np.isfinite(array))
         if bad:
-            problems.append(f"{entry.source}: {bad} of {array.size} values NaN or infinite")
+            problems.append(f"{entry.tensor}: {bad} of {array.size} values NaN or infinite")
         _set(variables, entry.path, array)
     if problems:
         raise ValueError(f"{len(problems)} bad tensors: " + "; ".join(problems))
@@ -120,7 +131,7 @@ def to_variables(
 
 
 def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
-    expected = {entry.source: entry.source_shape for entry in table}
+    expected = {entry.tensor: entry.tensor_shape for entry in table}
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in state]
     problems += [f"unexpected {name} {list(array.shape)}" for name, array in state.items() if name not in expected]
     for name in expected.keys() & state.keys():
@@ -141,7 +152,7 @@ def _to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
     return array
 
 
-def _release(view: Any) -> None:
+def _release(view: object) -> None:
     """Drop the pages of the memory-mapped file under a view, if it is one, from this process's memory."""
     while view is not None and not isinstance(view, mmap.mmap):
         view = view.obj if isinstance(view, memoryview) else getattr(view, "base", None)
@@ -149,24 +160,55 @@ def _release(view: Any) -> None:
         view.madvise(mmap.MADV_DONTNEED)
 
 
-def to_state_dict(variables: Any, table: list[Entry]) -> dict[str, np.ndarray]:
+def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray]:
     """The checkpoint's tensors by name: the inverse of `to_variables`."""
     state = {}
     for entry in table:
         array = np.asarray(_get(variables, entry.path))
         if entry.layout.axes is not None:
             array = array.transpose(np.argsort(entry.layout.axes))
-        state[entry.source] = np.ascontiguousarray(array.reshape(entry.source_shape))
+        state[entry.tensor] = np.ascontiguousarray(array.reshape(entry.tensor_shape))
     return state
 
 
-def _set(tree: dict[str, Any], path: tuple[str, ...], value: np.ndarray) -> None:
+def numbered(stem: str, place: int, count: int, start: int = 0) -> list[str]:
+    """The names of one level's modules where they are numbered through all levels, `count` a level.
+
+    Args:
+      stem: what stands before the number.
+      place: how many levels come before.
+      count: modules in each level.
+      start: the first number of all.
+    """
+    first = start + place * count
+    return [f"{stem}.{number}" for number in range(first, first + count)]
+
+
+def block_names(way: str, level: int, blocks: Iterable[str], attentions: Iterable[str]) -> dict[str, str]:
+    """The checkpoint's names of one level's residual blocks, and of the attention behind each.
+
+    A name for a block or an attention that the network does not have is never looked up.
+
+    Args:
+      way: "down" or "up".
+      level: counted from the full resolution.
+      blocks: names of the residual blocks, in the order of the network.
+      attentions: as many, one behind each block.
+    """
+    names = {}
+    for number, (block, attention) in enumerate(zip(blocks, attentions, strict=True)):
+        names[f"{way}_{level}_block_{number}"] = block
+        names[f"{way}_{level}_attention_{number}"] = attention
+    return names
+
+
+def _set(tree: dict[str, PyTree], path: tuple[str, ...], value: np.ndarray) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = value
 
 
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
+def _get(tree: PyTree, path: tuple[str, ...]) -> PyTree:
     for name in path:
         tree = tree[name]
     return tree
@@ -179,11 +221,21 @@ class Level(NamedTuple):
     attention: bool
 
 
-def infer_ddpm_spec(state: StateDict, dialect: Dialect, levels: list[Level], **fields: Any) -> models.DdpmUnetSpec:
-    """The DDPM U-Net that has these levels and the widths of these tensors; `fields` is what the dialect fixes."""
+def infer_ddpm_spec(
+    state: StateDict, dialect: Dialect, levels: list[Level], base: models.DdpmUnetSpec
+) -> models.DdpmUnetSpec:
+    """The DDPM U-Net that has these levels and the widths of these tensors.
+
+    Args:
+      state: tensors by name.
+      dialect: whose names they have.
+      levels: from the full resolution down.
+      base: has what the dialect fixes.
+    """
     names = dialect.module_names(models.DdpmUnetSpec())
     parts = [f"{dialect.part_names[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
-    return models.DdpmUnetSpec(
+    return dataclasses.replace(
+        base,
         image_channels=width_of(state, [(f"{names['conv_out']}.bias", 0), (f"{names['conv_in']}.weight", 1)]),
         stem_channels=width_of(state, [(f"{names['conv_in']}.bias", 0), (f"{names['conv_in']}.weight", 0)]),
         time_features=width_of(state, [(f"{names['time_dense_0']}.weight", 1)]),
@@ -193,7 +245,6 @@ def infer_ddpm_spec(state: StateDict, dialect: Dialect, levels: list[Level], **f
         ),
         num_res_blocks=max(len(level.blocks) for level in levels),
         attention_levels=tuple(index for index, level in enumerate(levels) if level.attention),
-        **fields,
     )
 
 
@@ -211,6 +262,10 @@ def width_of(state: StateDict, candidates: Sequence[tuple[str, int]]) -> int:
 
     Widths are read off several tensors at once, so that one missing or mis-shaped tensor does not mislead the guess of
     the architecture, and ends up as the one tensor that the error names.
+
+    Args:
+      state: tensors by name.
+      candidates: names of tensors that have the width, each with the axis that it is on.
     """
     sizes = [state[name].shape[axis] for name, axis in candidates if name in state and state[name].ndim > axis]
     if not sizes:

@@ -4,8 +4,8 @@ Their blocks are numbered through, resampling steps included; the time embedding
 averaged along with the weights; GroupNorm's eps is PyTorch's default; the stride-2 convolutions pad both sides.
 """
 
-from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_spec, sample_size, stored_schedule
-from checkpoints_convert.mapping import Dialect, Level, StateDict, infer_ddpm_spec
+from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
+from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec, numbered
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import Weights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
@@ -26,23 +26,14 @@ def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
         "norm_out": "tail.0",
         "conv_out": "tail.2",
     }
-    levels = range(len(spec.level_channels))
-    number = 0
-    for level in levels:
-        for block in range(spec.num_res_blocks):
-            names[f"down_{level}_block_{block}"] = f"downblocks.{number}"
-            names[f"down_{level}_attention_{block}"] = f"downblocks.{number}.attn"
-            number += 1
-        names[f"down_{level}_downsample"] = f"downblocks.{number}.main"
-        number += 1
-    number = 0
-    for level in reversed(levels):
-        for block in range(spec.num_res_blocks + 1):
-            names[f"up_{level}_block_{block}"] = f"upblocks.{number}"
-            names[f"up_{level}_attention_{block}"] = f"upblocks.{number}.attn"
-            number += 1
-        names[f"up_{level}_upsample"] = f"upblocks.{number}.main"
-        number += 1
+    levels = len(spec.level_channels)
+    for level in range(levels):
+        *down, downsample = numbered("downblocks", level, spec.num_res_blocks + 1)
+        *up, upsample = numbered("upblocks", levels - 1 - level, spec.num_res_blocks + 2)
+        names |= block_names("down", level, down, [f"{block}.attn" for block in down])
+        names |= block_names("up", level, up, [f"{block}.attn" for block in up])
+        names[f"down_{level}_downsample"] = f"{downsample}.main"
+        names[f"up_{level}_upsample"] = f"{upsample}.main"
     return names
 
 
@@ -73,8 +64,7 @@ def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
     steps = architecture.time_table_steps or ScheduleSpec.num_steps
     schedule = stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
     prediction = by_convention("epsilon", _CODE)
-    spec, facts = make_spec(options, architecture, sample_size(weights), schedule, prediction)
-    return Checkpoint(weights.file, weights.state, DIALECT, weights.which, spec, weights.facts + facts)
+    return make_checkpoint(weights, DIALECT, options, architecture, sample_size(weights), schedule, prediction)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -89,6 +79,6 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
             levels[-1] = Level([*blocks, f"downblocks.{number}"], attention or (str(number), "attn") in parts)
     if TIME_TABLE not in state or state[TIME_TABLE].ndim != 2:
         raise ValueError(f"expected the time table {TIME_TABLE} of shape [steps, features]")
-    return infer_ddpm_spec(
-        state, DIALECT, levels, time_table_steps=state[TIME_TABLE].shape[0], norm_eps=1e-5, symmetric_downsample=True
-    )
+    steps = state[TIME_TABLE].shape[0]
+    base = DdpmUnetSpec(time_table_steps=steps, norm_eps=1e-5, symmetric_downsample=True)
+    return infer_ddpm_spec(state, DIALECT, levels, base)

@@ -30,7 +30,7 @@ import zipfile
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ MAX_DIRECTORY_BYTES = 2 * 2**20  # of a zip archive; an entry takes about 80
 MAX_OBJECTS = 50_000  # containers and tensors
 MAX_NODES = 1_000_000  # the same and scalars, counting what is shared each time it occurs
 MAX_DEPTH = 64
+
+T = TypeVar("T")
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -54,7 +56,7 @@ _ZIP_ENCRYPTED_FLAGS = 0x2061  # encrypted, patched, strongly encrypted, masked
 _ZIP_UTF8_FLAG = 0x800
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str]) -> object:
     """Return what `torch.save` wrote to `path`, with read-only NumPy arrays in place of tensors.
 
     Arrays are views on the memory-mapped file; tensors that share a storage share memory. bfloat16 and float8 have
@@ -104,11 +106,11 @@ class _Entry(NamedTuple):
 class _Contents(NamedTuple):
     """A file taken apart: the tree that its pickle builds, and the bytes of each storage by its key."""
 
-    tree: Any
+    tree: object
     storages: Mapping[str, _Entry]
 
 
-def _load(file: _BoundedFile) -> Any:
+def _load(file: _BoundedFile) -> object:
     if os.fstat(file.fileno()).st_size == 0:
         raise CheckpointError("the file is empty")
     data = np.asarray(np.memmap(file, mode="r", dtype=np.uint8))
@@ -269,10 +271,10 @@ def _legacy_storages(storages: list[Storage], data: np.ndarray, position: int) -
     return entries
 
 
-class _Node(NamedTuple):
+class _Node(NamedTuple, Generic[T]):
     """A finished part of the tree, and what it takes to walk over it: nodes (shared ones each time) and levels."""
 
-    value: Any
+    value: T
     nodes: int
     levels: int
 
@@ -282,9 +284,9 @@ class _Assembly:
 
     def __init__(self, storage_bytes: Mapping[str, np.ndarray]) -> None:
         self.storage_bytes = storage_bytes
-        self.nodes: dict[int, _Node | None] = {}  # by the identity of the original; None: not finished
+        self.nodes: dict[int, _Node[object] | None] = {}  # by the identity of the original; None: not finished
 
-    def node(self, value: Any, depth: int) -> _Node:
+    def node(self, value: object, depth: int) -> _Node[object]:
         if id(value) in self.nodes:
             node = self.nodes[id(value)]
             if node is None:
@@ -298,23 +300,22 @@ class _Assembly:
         node = self.nodes[id(value)] = self._copy(value, depth)
         return node
 
-    def _copy(self, value: Any, depth: int) -> _Node:
+    def _copy(self, value: object, depth: int) -> _Node[object]:
         if type(value) is Tensor:
             return _Node(_view(value, self.storage_bytes[value.storage.key]), 1, 1)
-        if type(value) is list:
-            return self._copy_items(value, depth)
-        if type(value) is tuple:
-            items = self._copy_items(value, depth)
-            return items._replace(value=tuple(items.value))
-        if type(value) in (dict, OrderedDict):
-            items = self._copy_items(value.values(), depth)
-            return items._replace(value=dict(zip(value, items.value)))
+        if type(value) is list or type(value) is tuple:
+            items, nodes, levels = self._copy_items(value, depth)
+            return _Node(items if type(value) is list else tuple(items), nodes, levels)
+        if type(value) is dict or type(value) is OrderedDict:
+            items, nodes, levels = self._copy_items(value.values(), depth)
+            return _Node(dict(zip(value, items)), nodes, levels)
         if type(value) in _PLAIN_TYPES or isinstance(value, np.generic | np.dtype):
             return _Node(value, 1, 1)
         raise CheckpointError(f"unexpected {kind(value)} among the values")
 
-    def _copy_items(self, values: Collection[Any], depth: int) -> _Node:
-        items, nodes, levels = [], 1, 1
+    def _copy_items(self, values: Collection[object], depth: int) -> _Node[list[object]]:
+        items: list[object] = []
+        nodes, levels = 1, 1
         for value in values:
             if type(value) in _PLAIN_TYPES:
                 items.append(value)

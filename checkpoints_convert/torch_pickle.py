@@ -18,7 +18,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,8 @@ import numpy as np
 MAX_OPCODES = 200_000  # a tensor takes about 40
 MAX_DIMS = 32
 MAX_COUNT = 2**48  # of elements, whatever is counted
+
+T = TypeVar("T")
 
 
 class CheckpointError(ValueError):
@@ -55,7 +57,7 @@ class Tensor:
 class Unpickled(NamedTuple):
     """What a pickle builds (dict, OrderedDict, list, tuple, scalars and `Tensor`), and the storages it mentions."""
 
-    value: Any
+    value: object
     storages: dict[str, Storage]
 
 
@@ -91,7 +93,7 @@ def shorten(text: str, limit: int = 120) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """What a value from the file is, for an error (printing the value itself could take forever)."""
     return value.name if type(value) is _Function else type(value).__name__.strip("_")
 
@@ -100,36 +102,37 @@ class _Machine:
     """The pickle stack machine: each method is an opcode of `_OPCODES`, or a part of one."""
 
     def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.outer_stacks: list[list[Any]] = []  # those below each MARK
-        self.memo: dict[int, Any] = {}
+        self.stack: list[object] = []
+        self.outer_stacks: list[list[object]] = []  # those below each MARK
+        self.memo: dict[int, object] = {}
         self.storages: dict[str, Storage] = {}
 
-    def result(self) -> Any:
+    def result(self) -> object:
         if len(self.stack) != 1 or self.outer_stacks:
             raise CheckpointError("expected one value on the stack at the end of the pickle")
         return self.stack[0]
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         self.stack.append(value)
 
-    def pop(self) -> Any:
+    def pop(self) -> object:
         if not self.stack:
             raise CheckpointError("the pickle takes a value from an empty stack")
         return self.stack.pop()
 
-    def top(self, *types: type) -> Any:
+    def top(self, *types: type[T]) -> T:
         value = self.pop()
-        if type(value) not in types:
-            raise CheckpointError(f"expected {types[0].__name__.strip('_')} on the stack, got {kind(value)}")
-        self.push(value)
-        return value
+        for one in types:
+            if type(value) is one:
+                self.push(value)
+                return value
+        raise CheckpointError(f"expected {types[0].__name__.strip('_')} on the stack, got {kind(value)}")
 
     def mark(self, _: None) -> None:
         self.outer_stacks.append(self.stack)
         self.stack = []
 
-    def pop_mark(self) -> list[Any]:
+    def pop_mark(self) -> list[object]:
         if not self.outer_stacks:
             raise CheckpointError("the pickle returns to a mark that it has not set")
         items, self.stack = self.stack, self.outer_stacks.pop()
@@ -145,13 +148,13 @@ class _Machine:
             raise CheckpointError(f"the pickle recalls value {index}, which it has not stored")
         self.push(self.memo[index])
 
-    def pop_items(self, size: int) -> list[Any]:
+    def pop_items(self, size: int) -> list[object]:
         return [self.pop() for _ in range(size)][::-1]
 
-    def append(self, items: list[Any]) -> None:
+    def append(self, items: list[object]) -> None:
         self.top(list).extend(items)
 
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: list[object]) -> None:
         target = self.top(dict, OrderedDict)
         if len(items) % 2:
             raise CheckpointError("a dict entry without a value")
@@ -163,7 +166,7 @@ class _Machine:
                 raise CheckpointError(f"key {shorten(str(key))!r} occurs twice in a dict")
             target[key] = value
 
-    def push_global(self, module: Any, name: Any) -> None:
+    def push_global(self, module: object, name: object) -> None:
         if type(module) is not str or type(name) is not str:
             raise CheckpointError(f"expected a name of two strings, got {kind(module)} and {kind(name)}")
         full_name = f"{shorten(module)}.{shorten(name)}"
@@ -241,6 +244,9 @@ _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
 # are not what PyTorch or NumPy write.
 
 
+_Arguments = tuple[object, ...]
+
+
 @dataclass(frozen=True)
 class _StorageType:
     dtype: np.dtype
@@ -256,20 +262,28 @@ class _ScalarType:
 @dataclass(frozen=True)
 class _Function:
     name: str
-    call: Callable[[tuple], Any]
+    call: Callable[[_Arguments], object]
 
 
-def _tensor(arguments: tuple) -> Tensor | None:
+def _tensor(arguments: _Arguments) -> Tensor | None:
     """_rebuild_tensor(storage, offset, shape, strides), v2 also with requires_grad and hooks, v3 also with a dtype.
 
     A further argument sets the conjugate or negative bit, which changes the values: not taken.
     """
     match arguments:
-        case (Storage() as storage, offset, tuple(shape), tuple(strides)):
+        case (Storage() as storage, int(offset), tuple(shape), tuple(strides)):
             dtype = storage.dtype
-        case (Storage() as storage, offset, tuple(shape), tuple(strides), bool(), OrderedDict()):
+        case (Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), OrderedDict()):
             dtype = storage.dtype
-        case (Storage() as storage, offset, tuple(shape), tuple(strides), bool(), OrderedDict(), np.dtype() as dtype):
+        case (
+            Storage() as storage,
+            int(offset),
+            tuple(shape),
+            tuple(strides),
+            bool(),
+            OrderedDict(),
+            np.dtype() as dtype,
+        ):
             pass
         case _:
             return None
@@ -280,25 +294,25 @@ def _tensor(arguments: tuple) -> Tensor | None:
     return Tensor(storage, dtype, offset, shape, strides)
 
 
-def _parameter(arguments: tuple) -> Tensor | None:
+def _parameter(arguments: _Arguments) -> Tensor | None:
     match arguments:
         case (Tensor() as data, bool(), OrderedDict()):
             return data
     return None
 
 
-def _ordered_dict(arguments: tuple) -> OrderedDict | None:
+def _ordered_dict(arguments: _Arguments) -> OrderedDict[str, object] | None:
     return None if arguments else OrderedDict()
 
 
-def _size(arguments: tuple) -> tuple | None:
+def _size(arguments: _Arguments) -> tuple[object, ...] | None:
     match arguments:
         case (tuple(sizes),):
             return sizes
     return None
 
 
-def _device(arguments: tuple) -> str | None:
+def _device(arguments: _Arguments) -> str | None:
     match arguments:
         case (str(name),) if len(name) <= 20:
             return name
@@ -307,7 +321,7 @@ def _device(arguments: tuple) -> str | None:
     return None
 
 
-def _encode(arguments: tuple) -> bytes | None:
+def _encode(arguments: _Arguments) -> bytes | None:
     """How pickle protocol 2 writes bytes; short ones only, as this is for NumPy scalars."""
     match arguments:
         case (str(text), "latin1") if len(text) <= 16 and all(ord(character) < 256 for character in text):
@@ -315,24 +329,23 @@ def _encode(arguments: tuple) -> bytes | None:
     return None
 
 
-def _scalar_type(arguments: tuple) -> _ScalarType | None:
+def _scalar_type(arguments: _Arguments) -> _ScalarType | None:
     match arguments:
         case (str(code), bool(), bool()) if re.fullmatch(r"b1|f[248]|[iu][1248]", code):
             return _ScalarType(np.dtype(code).newbyteorder("<"))
     return None
 
 
-def _scalar(arguments: tuple) -> np.generic | None:
+def _scalar(arguments: _Arguments) -> np.generic | None:
     match arguments:
         case (_ScalarType(dtype), bytes(data)) if len(data) == dtype.itemsize:
             return np.frombuffer(data, dtype)[0]
     return None
 
 
-_NUMPY_DTYPES = (
-    *("float16", "float32", "float64", "complex64", "complex128", "bool"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
+_FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
+_INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NUMPY_DTYPES = _FLOATS + _INTEGERS
 _DTYPES = {
     **{name: np.dtype(name).newbyteorder("<") for name in _NUMPY_DTYPES},
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")},
@@ -352,7 +365,7 @@ _STORAGE_DTYPES = {
     "torch.BoolStorage": "bool",
     "torch.storage.UntypedStorage": "uint8",
 }
-_FUNCTIONS: dict[str, Callable[[tuple], Any]] = {
+_FUNCTIONS: dict[str, Callable[[_Arguments], object]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
@@ -365,7 +378,7 @@ _FUNCTIONS: dict[str, Callable[[tuple], Any]] = {
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }
-_GLOBALS: dict[str, Any] = {
+_GLOBALS: dict[str, object] = {
     **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
     **{name: _StorageType(_DTYPES[dtype]) for name, dtype in _STORAGE_DTYPES.items()},
     **{name: _Function(name, call) for name, call in _FUNCTIONS.items()},

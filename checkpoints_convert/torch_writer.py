@@ -14,11 +14,12 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 BLOCK = 2**20  # elements
 
@@ -55,9 +56,9 @@ UNTYPED = Global("torch.storage", "UntypedStorage")
 class PickledCall(NamedTuple):
     """A function call in the pickle, with the state that BUILD sets on its result."""
 
-    function: Any
-    arguments: Any = ()
-    state: Any = None
+    function: object
+    arguments: object = ()
+    state: object = None
 
     def __call__(self) -> None:
         """Only there because the pickler asks whether it is callable."""
@@ -68,17 +69,18 @@ class Streamed(NamedTuple):
     """A tensor whose elements [start, stop), in row-major order, are `block(start, stop)`."""
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DTypeLike
     block: Callable[[int, int], np.ndarray]
 
 
-Stored = dict[str, np.ndarray | Streamed]  # the elements of each storage, by its key
+Elements = np.ndarray | Streamed
+Stored = dict[str, Elements]  # the elements of each storage, by its key
 
 
 class Parameter(NamedTuple):
     """A tensor that PyTorch pickles as torch.nn.Parameter."""
 
-    data: Any
+    data: object
 
 
 class PickledStorage(NamedTuple):
@@ -86,20 +88,28 @@ class PickledStorage(NamedTuple):
 
     kind: Global
     key: str
-    numel: Any
+    numel: object
     location: str = "cpu"
 
 
 def write_zip(
-    path: str | Path, tree: Any, protocol: int = 2, root: str = "archive", extra: Stored | None = None
+    path: str | Path, tree: object, protocol: int = 2, root: str = "archive", extra: Stored | None = None
 ) -> None:
-    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`."""
+    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`.
+
+    Args:
+      path: of the file.
+      tree: containers, scalars and arrays, and what this module has for anything else.
+      protocol: of the pickle.
+      root: the folder inside the archive.
+      extra: the elements of the storages that the tree mentions by `PickledStorage`.
+    """
     pickled, stored = pickle_tree(tree, protocol, extra=extra)
     records = {f"data/{key}": storage for key, storage in stored.items()}
     write_records(path, {"data.pkl": pickled, "byteorder": b"little", **records, "version": b"3\n"}, root)
 
 
-def write_records(path: str | Path | BinaryIO, records: dict[str, Any], root: str = "archive") -> None:
+def write_records(path: str | Path | BinaryIO, records: Mapping[str, bytes | Elements], root: str = "archive") -> None:
     """Write a zip of records (bytes, flat arrays or `Streamed`), each aligned to 64 bytes as PyTorch does."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, record in records.items():
@@ -117,8 +127,13 @@ def write_records(path: str | Path | BinaryIO, records: dict[str, Any], root: st
                     entry.write(block)
 
 
-def write_legacy(path: str | Path, tree: Any, protocol: int = 2, extra: Stored | None = None) -> None:
-    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`."""
+def write_legacy(path: str | Path, tree: object, protocol: int = 2, extra: Stored | None = None) -> None:
+    """Write `tree`; `extra` holds the elements of the storages that it mentions by `PickledStorage`.
+
+    Args:
+      path: of the file.
+      tree, protocol, extra: as in `write_zip`.
+    """
     pickled, stored = pickle_tree(tree, protocol, legacy=True, extra=extra)
     with open(path, "wb") as file:
         for block in legacy_blocks(pickled, stored):
@@ -139,9 +154,14 @@ def legacy_blocks(pickled: bytes, stored: Stored, little_endian: bool = True) ->
 
 
 def pickle_tree(
-    tree: Any, protocol: int = 2, legacy: bool = False, extra: Stored | None = None
+    tree: object, protocol: int = 2, legacy: bool = False, extra: Stored | None = None
 ) -> tuple[bytes, Stored]:
-    """The pickle of `tree`, and the storages that it mentions."""
+    """The pickle of `tree`, and the storages that it mentions.
+
+    Args:
+      tree, protocol, extra: as in `write_zip`.
+      legacy: write storages as PyTorch did before 1.6.
+    """
     stream = io.BytesIO()
     pickler = _TorchPickler(stream, protocol, legacy, extra or {})
     pickler.dump(tree)
@@ -151,11 +171,11 @@ def pickle_tree(
 class _TorchPickler(pickle._Pickler):
     """Pickles arrays as PyTorch pickles tensors. The pure Python pickler lets us write names that do not exist."""
 
-    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[assignment]
+    dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
     proto: int
-    save: Callable[[Any], None]
-    write: Callable[[bytes], Any]
-    memoize: Callable[[Any], None]
+    save: Callable[[object], None]
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], None]
 
     def __init__(self, stream: io.BytesIO, protocol: int, legacy: bool, extra: Stored):
         super().__init__(stream, protocol)
@@ -175,24 +195,24 @@ class _TorchPickler(pickle._Pickler):
 
     dispatch[Global] = save_name
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, PickledCall):
             return obj.function, obj.arguments, obj.state
         if isinstance(obj, Parameter):
             return Global("torch._utils", "_rebuild_parameter"), (obj.data, True, OrderedDict())
         if isinstance(obj, np.ndarray | Streamed):
             storage, offset, strides = self.storage_of(obj)
-            arguments: tuple[Any, ...] = (storage, offset, tuple(obj.shape), strides, False, OrderedDict())
+            arguments: tuple[object, ...] = (storage, offset, tuple(obj.shape), strides, False, OrderedDict())
             if storage.kind == UNTYPED:
                 dtype = Global("torch", np.dtype(obj.dtype).name)
                 return Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, dtype)
             return Global("torch._utils", "_rebuild_tensor_v2"), arguments
         return NotImplemented
 
-    def storage_of(self, array: np.ndarray | Streamed) -> tuple[PickledStorage, int, tuple[int, ...]]:
+    def storage_of(self, array: Elements) -> tuple[PickledStorage, int, tuple[int, ...]]:
         """The storage of an array, with its offset and strides in it, in elements."""
-        base: Any
-        owner: Any
+        base: Elements
+        owner: object
         if isinstance(array, Streamed):
             base, offset = array, 0
             strides = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(len(array.shape)))
@@ -212,7 +232,7 @@ class _TorchPickler(pickle._Pickler):
         storage = PickledStorage(kind, self.keys[id(base)], nbytes if kind == UNTYPED else nbytes // dtype.itemsize)
         return storage, offset, strides
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> tuple[object, ...] | None:
         if not isinstance(obj, PickledStorage):
             return None
         if obj.key in self.extra:
@@ -220,11 +240,11 @@ class _TorchPickler(pickle._Pickler):
         return ("storage", obj.kind, obj.key, obj.location, obj.numel, *([None] if self.legacy else []))
 
 
-def _nbytes(record: Any) -> int:
+def _nbytes(record: Elements) -> int:
     return math.prod(record.shape) * np.dtype(record.dtype).itemsize
 
 
-def _blocks(record: Any) -> Iterator[bytes]:
+def _blocks(record: bytes | Elements) -> Iterator[bytes]:
     if isinstance(record, bytes):
         yield record
     elif isinstance(record, np.ndarray):

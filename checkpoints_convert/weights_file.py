@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -25,10 +25,16 @@ _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "une
 _LIT_EMA_COUNTERS = {"decay", "num_updates"}
 _LEVELS = 3  # of dicts around a state dict
 
-_SAFETENSORS_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_SAFETENSORS_DTYPES = {
+    "I64": np.int64,
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
 
 
-def read(file: Path) -> Any:
+def read(file: Path) -> object:
     """What a PyTorch or safetensors file holds, with NumPy arrays that are views on the file in place of tensors."""
     with file.open("rb") as stream:
         start = stream.read(9)
@@ -101,15 +107,20 @@ class Weights(NamedTuple):
     """
 
     file: Path
-    contents: Any
+    contents: object
     state: StateDict
     which: str
     buffers: StateDict
     facts: tuple[str, ...]
 
 
-def choose(file: Path, contents: Any, wanted: str | None) -> Weights:
+def choose(file: Path, contents: object, wanted: str | None) -> Weights:
     """One set of weights out of a file: the one that is wanted (see `ConversionOptions`), else the EMA, else the only.
+
+    Args:
+      file: the weights file, for the record.
+      contents: what `read` found in it.
+      wanted: "ema", "raw", a key of the file, or None.
 
     Raises:
       ValueError: if there is none, or more than one that it could be; the keys that were found are named.
@@ -131,7 +142,8 @@ def choose(file: Path, contents: Any, wanted: str | None) -> Weights:
 
 
 def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -> WeightSet:
-    ema, raw = ([one for one in sets if one.is_ema is is_ema] for is_ema in (True, False))
+    ema = [one for one in sets if one.is_ema]
+    raw = [one for one in sets if not one.is_ema]
     named = [one for one in sets if wanted is not None and one.key == wanted]
     keys = _listed([one.key for one in sets])
     if named:
@@ -155,17 +167,17 @@ def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -
     return candidates[0]
 
 
-def find_sets(contents: Any) -> list[WeightSet]:
+def find_sets(contents: object) -> list[WeightSet]:
     """All sets of weights in a file."""
     if isinstance(contents, (list, tuple)):  # ddim: [model, optimiser, epoch, step] and, if it was kept, the EMA
         contents = {"model": contents[0] if contents else None, "ema": contents[4] if len(contents) == 5 else None}
     return list(_walk("", contents, _LEVELS))
 
 
-def _walk(key: str, contents: Any, levels: int) -> Iterator[WeightSet]:
+def _walk(key: str, contents: object, levels: int) -> Iterator[WeightSet]:
     if not isinstance(contents, Mapping):
         return
-    if _is_state_dict(contents):
+    if is_state_dict(contents):
         yield from _split(key, contents)
     elif levels:
         for name, part in contents.items():
@@ -173,9 +185,11 @@ def _walk(key: str, contents: Any, levels: int) -> Iterator[WeightSet]:
                 yield from _walk(_joined(key, name), part, levels - 1)
 
 
-def _is_state_dict(contents: Mapping[Any, Any]) -> bool:
-    named = all(isinstance(name, str) and isinstance(tensor, np.ndarray) for name, tensor in contents.items())
-    return bool(contents) and named
+def is_state_dict(contents: object) -> TypeGuard[StateDict]:
+    """Whether these are tensors by name, at least one, and nothing else."""
+    if not isinstance(contents, Mapping) or not contents:
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, np.ndarray) for name, tensor in contents.items())
 
 
 def _split(key: str, state: StateDict) -> Iterator[WeightSet]:
@@ -239,7 +253,7 @@ def _says_ema(key: str) -> bool:
     return "ema" in re.split(r"[^a-z]+", key.lower())
 
 
-def _unreadable_ema(contents: Any, sets: list[WeightSet]) -> str | None:
+def _unreadable_ema(contents: object, sets: list[WeightSet]) -> str | None:
     """A key of the file that says EMA and holds tensors, but not by name."""
     if not isinstance(contents, Mapping) or any(one.is_ema for one in sets):
         return None
@@ -247,14 +261,14 @@ def _unreadable_ema(contents: Any, sets: list[WeightSet]) -> str | None:
     return next(marked, None)
 
 
-def _has_tensors(value: Any, levels: int) -> bool:
+def _has_tensors(value: object, levels: int) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return levels > 0 and any(_has_tensors(part, levels - 1) for part in parts)
 
 
-def tensor_names(contents: Any) -> Iterator[str]:
+def tensor_names(contents: object) -> Iterator[str]:
     """The names of the tensors in a file, as they are."""
     if isinstance(contents, Mapping):
         for part in (contents, *contents.values()):
@@ -262,7 +276,7 @@ def tensor_names(contents: Any) -> Iterator[str]:
                 yield from (name for name, tensor in part.items() if isinstance(tensor, np.ndarray))
 
 
-def _held(contents: Any) -> str:
+def _held(contents: object) -> str:
     if isinstance(contents, Mapping):
         return f"a dict of {_listed([str(key) for key in contents])}" if contents else "an empty dict"
     return f"a {type(contents).__name__}"

@@ -16,10 +16,10 @@ from .attacks import (
     theory_phi,
 )
 from .auditing import AuditConfig, AuditResult, audit, compare
-from .checkpoints import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .denoiser import Denoiser
 from .denoiser_check import DenoiserCheck, check_denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
+from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
 __all__ = [

@@ -4,15 +4,14 @@ import csv
 import io
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from dime_jax import score_table
+from dime_jax import _files
 
 # What makes a spreadsheet take a cell for a formula; the wide forms do so in East Asian versions.
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
-def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows of the same columns, at least one, with a header: completely or not at all.
 
     Text stays text in a spreadsheet (see `as_text`), and is quoted, so that it stays one cell where cells are split at
@@ -23,7 +22,7 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     for row in rows:
         writer.writerow({column: as_text(value) if isinstance(value, str) else value for column, value in row.items()})
-    score_table.write_atomically(path, text.getvalue().encode())
+    _files.write_atomically(path, text.getvalue().encode())
 
 
 def as_text(value: str) -> str:

@@ -5,20 +5,20 @@ function has checked it already.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def is_concrete(value: Any) -> bool:
+def is_concrete(value: object) -> bool:
     """Whether `value` can be looked at now (not a tracer)."""
     return not isinstance(value, jax.core.Tracer)
 
 
-def check_timestep(t: Any, num_steps: int, name: str = "t") -> None:
+def check_timestep(t: ArrayLike, num_steps: int, name: str = "t") -> None:
     """Require integer timesteps in [0, num_steps)."""
-    dtype = np.asarray(t).dtype if is_concrete(t) else t.dtype
+    dtype = t.dtype if isinstance(t, jax.core.Tracer) else np.asarray(t).dtype
     if not np.issubdtype(dtype, np.integer):
         raise ValueError(f"expected {name} to be an integer timestep, got {name}={_show(t)} of type {dtype}")
     if is_concrete(t) and np.size(t):
@@ -27,19 +27,19 @@ def check_timestep(t: Any, num_steps: int, name: str = "t") -> None:
             raise ValueError(f"expected 0 <= {name} < {num_steps}, got {name}={low if low < 0 else high}")
 
 
-def check_positive(value: Any, name: str) -> None:
+def check_positive(value: ArrayLike, name: str) -> None:
     """Require a finite number above 0."""
     if is_concrete(value) and not (np.all(np.isfinite(value)) and np.all(np.asarray(value) > 0)):
         raise ValueError(f"expected {name}={_show(value)} to be finite and > 0")
 
 
-def check_at_least(value: Any, bound: float, name: str) -> None:
+def check_at_least(value: ArrayLike, bound: float, name: str) -> None:
     """Require value >= bound."""
     if is_concrete(value) and not np.all(np.asarray(value) >= bound):
         raise ValueError(f"expected {name}={_show(value)} >= {bound}")
 
 
-def check_shape(array: Any, shape: Sequence[int | None], name: str) -> None:
+def check_shape(array: ArrayLike, shape: Sequence[int | None], name: str) -> None:
     """Require the given shape; None stands for any size."""
     actual = np.shape(array)
     if len(actual) != len(shape) or any(want is not None and want != got for got, want in zip(actual, shape)):
@@ -47,13 +47,13 @@ def check_shape(array: Any, shape: Sequence[int | None], name: str) -> None:
         raise ValueError(f"expected {name} of shape {wanted}, got {list(actual)}")
 
 
-def check_choice(value: Any, choices: Sequence[Any], name: str) -> None:
+def check_choice(value: object, choices: Sequence[object], name: str) -> None:
     """Require one of a few values, and list them otherwise."""
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}; expected one of {', '.join(map(str, choices))}")
 
 
-def check_finite(array: Any, name: str) -> None:
+def check_finite(array: ArrayLike, name: str) -> None:
     """Require finite values, and count the others."""
     array = np.asarray(array)
     bad = int(np.sum(~np.isfinite(array)))
@@ -61,12 +61,12 @@ def check_finite(array: Any, name: str) -> None:
         raise ValueError(f"expected finite {name}, got {bad} of {array.size} values NaN or infinite")
 
 
-def check_not_empty(array: Any, name: str) -> None:
+def check_not_empty(array: ArrayLike, name: str) -> None:
     """Require at least one row."""
     if np.shape(array)[:1] == (0,):
         raise ValueError(f"expected at least one row in {name}, got an empty set")
 
 
-def _show(value: Any) -> str:
+def _show(value: ArrayLike) -> str:
     text = str(np.asarray(value)) if is_concrete(value) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,49 +1,93 @@
 """Choosing an attack's setting on the calibration half, once, and freezing it (paper, "Evaluation protocol").
 
-The calibration half chooses everything: timestep and step size by grid search on AUC, the angle φ on the full circle,
-the statistics that standardise the two terms, and the threshold τ. The test half is only scored.
+The calibration half chooses everything: timestep and step size by grid search on AUC, the weights of the terms among
+those that the attack's rule allows (for DIME the angle φ on the full circle), the statistics that standardise them, and
+the threshold τ. The test half is only scored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dime_jax import _validate, metrics
-from dime_jax.attacks import Attack, DimeStats, Setting, combine
+from dime_jax._typing import JsonObject
+from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
+from dime_jax.attacks.base import row_label
+from dime_jax.attacks.rules import TermPair, TermStats, Weights, at_angle, weighted
 from dime_jax.schedule import NoiseSchedule
 
 _ROUNDING = 1e-9  # of the cosine of 3π/2
 
 
-class TermPair(NamedTuple):
-    """An attack's terms at one setting: [columns, n] for members and for held-out images."""
-
-    member: np.ndarray
-    heldout: np.ndarray
-
-
 class Calibration(NamedTuple):
-    """A frozen attack: what to ask the model, how to turn the answer into a score, and where to cut it."""
+    """A frozen attack: what to ask the model, how to turn the answer into a score, and where to cut it.
+
+    Attributes:
+      attack: its name in the registry.
+      setting: what to ask.
+      weights: of the terms.
+      parameters: what the weights follow from, as results show it beside the setting: {"phi": φ} for DIME.
+      stats: by which terms are standardised first; None where they are taken as they are.
+      tau: the threshold, -inf where none beats calling nobody a member.
+      auc: on the calibration half.
+      queries: what it costs per image.
+    """
 
     attack: str
     setting: dict[str, int | float]
-    phi: float | None
-    stats: DimeStats | None
+    weights: tuple[float, ...]
+    parameters: dict[str, float]
+    stats: TermStats | None
     tau: float
     auc: float
+    queries: int
 
     def score(self, terms: np.ndarray) -> np.ndarray:
         """Scores [n] of terms [columns, n] at the frozen setting; lower for members."""
-        return _score(np.asarray(terms, np.float64), self.phi, self.stats)
+        return weighted(np.asarray(terms, np.float64), self.weights, self.stats)
+
+    @property
+    def label(self) -> str:
+        """ "attack@queries": how one row of the results is called."""
+        return row_label(self.attack, self.queries)
+
+    @property
+    def family(self) -> str:
+        """The attack's: "DIME", or that of a baseline."""
+        return describe_attack(self.attack).family
 
     @property
     def learned_direction(self) -> bool:
-        """Whether the angle turns a term against theory, in which B̂² is lower and V̂ higher for members.
+        """Whether the weights were fitted to the labels, or turn a term against theory (`Attack.signs`).
 
         Only labels can have taught it that; with swapped sets it would accuse those who were never seen.
         """
-        return self.phi is not None and bool(np.cos(self.phi) < -_ROUNDING or np.sin(self.phi) > _ROUNDING)
+        attack = get_attack(self.attack)
+        against = (sign * weight < -_ROUNDING for sign, weight in zip(attack.signs, self.weights))
+        return attack.rule.fitted or any(against)
+
+    @property
+    def threshold(self) -> float | None:
+        """τ for JSON, which has no infinity: None where no threshold beats calling nobody a member."""
+        return self.tau if np.isfinite(self.tau) else None
+
+    def to_json(self) -> JsonObject:
+        """One entry of calibration.json."""
+        return {
+            **self._asdict(),
+            "stats": None if self.stats is None else self.stats._asdict(),
+            "tau": self.threshold,
+        }
+
+    @classmethod
+    def from_json(cls, contents: JsonObject) -> "Calibration":
+        """An entry of calibration.json, of this version or of one that knew an angle `phi` instead of weights."""
+        entry = dict(contents) if "weights" in contents else _with_weights(contents)
+        entry["weights"] = tuple(entry["weights"])
+        if entry["stats"] is not None:
+            entry["stats"] = TermStats(*(tuple(entry["stats"][name]) for name in TermStats._fields))
+        return cls(**{**entry, "tau": -np.inf if entry["tau"] is None else entry["tau"]})
 
 
 class Outcome(NamedTuple):
@@ -54,19 +98,19 @@ class Outcome(NamedTuple):
     at_threshold: metrics.Rates
 
 
-def standardization(level: np.ndarray, trace: np.ndarray) -> DimeStats:
-    """Pooled mean and population standard deviation of B̂² and V̂ (+1e-8, for a constant term)."""
-    return DimeStats(*(float(value) for value in (level.mean(), level.std() + 1e-8, trace.mean(), trace.std() + 1e-8)))
+def standardization(terms: np.ndarray) -> TermStats:
+    """Mean and population standard deviation of each term [columns, n] (+1e-8, for a constant one)."""
+    return TermStats(tuple(float(term.mean()) for term in terms), tuple(float(term.std() + 1e-8) for term in terms))
 
 
 def calibrate(
     attack: Attack, schedule: NoiseSchedule, settings: Sequence[Setting], terms: Sequence[TermPair]
 ) -> Calibration:
-    """The setting (and angle) of highest calibration AUC; of equals, the first in the grid.
+    """The setting and weights of highest calibration AUC; of equals, the first in the grid.
 
     Args:
       attack: what was run.
-      schedule: the model's, for angles that depend on σ_t.
+      schedule: the model's, for weights that depend on σ_t.
       settings: the grid that was run.
       terms: the attack's terms on the calibration half, one pair per setting.
     """
@@ -74,23 +118,21 @@ def calibrate(
         raise ValueError(
             f"expected one pair of terms per setting and at least one, got {len(settings)} and {len(terms)}"
         )
-    best: tuple[Setting, float | None, DimeStats | None, float] | None = None
-    for setting, pair in zip(settings, terms):
-        member, heldout = (np.asarray(column, np.float64) for column in pair)
-        for side, name in ((member, "member"), (heldout, "held-out")):
-            _validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
-        stats = None
-        if attack.angles is not None and attack.standardize:
-            stats = standardization(*np.concatenate([member, heldout], axis=1))
-        angles: Sequence[float | None] = [None] if attack.angles is None else attack.angles(schedule, setting)
-        for phi in angles:
-            auc = metrics.auc(_score(member, phi, stats), _score(heldout, phi, stats))
-            if best is None or auc > best[3]:
-                best, best_pair = (setting, phi, stats, auc), (member, heldout)
-    assert best is not None
-    setting, phi, stats, auc = best
-    tau = metrics.best_threshold(*(_score(side, phi, stats) for side in best_pair))
-    return Calibration(attack.name, dict(setting), phi, stats, tau, auc)
+    pairs = [TermPair(*(np.asarray(side, np.float64) for side in pair)) for pair in terms]
+    choices = [
+        (frozen, pair)
+        for setting, pair in zip(settings, pairs)
+        for frozen in _candidates(attack, schedule, setting, pair)
+    ]
+    frozen, pair = max(choices, key=lambda choice: choice[0].auc)
+    return frozen._replace(tau=metrics.best_threshold(*(frozen.score(side) for side in pair)))
+
+
+def theory_weights(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
+    """An attack whose weights theory gives, at a stated setting: nothing is calibrated, and there is no threshold."""
+    nothing = TermPair(*(np.zeros((len(attack.signs), 0)) for _ in TermPair._fields))
+    (weights,) = attack.rule.weights(schedule, setting, nothing)
+    return _frozen(attack, setting, weights, None, np.nan)
 
 
 def evaluate(
@@ -109,5 +151,33 @@ def evaluate(
     )
 
 
-def _score(terms: np.ndarray, phi: float | None, stats: DimeStats | None) -> np.ndarray:
-    return terms[0] if phi is None else combine(terms[0], terms[1], phi, stats)
+def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair: TermPair) -> Iterator[Calibration]:
+    """The attack at one setting with every weights that its rule allows."""
+    for side, name in zip(pair, ("member", "held-out")):
+        _validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
+    stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
+    terms = pair if stats is None else TermPair(*(np.stack(stats.standardize(side)) for side in pair))
+    for weights in attack.rule.weights(schedule, setting, terms):
+        auc = metrics.auc(*(weighted(side, weights.values) for side in terms))
+        yield _frozen(attack, setting, weights, stats, auc)
+
+
+def _frozen(attack: Attack, setting: Setting, weights: Weights, stats: TermStats | None, auc: float) -> Calibration:
+    """A calibration without threshold."""
+    values, parameters = tuple(map(float, weights.values)), dict(weights.parameters)
+    return Calibration(attack.name, dict(setting), values, parameters, stats, -np.inf, auc, attack.queries(setting))
+
+
+def _with_weights(contents: JsonObject) -> JsonObject:
+    """An entry that says {phi, stats: DimeStats} as one that says {weights, parameters, stats, queries}."""
+    rest = {name: value for name, value in contents.items() if name != "phi"}
+    weights = Weights((1.0,), {}) if contents["phi"] is None else at_angle(contents["phi"])
+    stats = None if contents["stats"] is None else DimeStats(**contents["stats"]).of_terms()._asdict()
+    queries = get_attack(contents["attack"]).queries(contents["setting"])
+    return {
+        **rest,
+        "weights": weights.values,
+        "parameters": dict(weights.parameters),
+        "stats": stats,
+        "queries": queries,
+    }

@@ -1,8 +1,7 @@
-"""Opening whatever a user names as a model; model directories; and training states.
+"""Model directories, and training states.
 
     MODEL/spec.json    {"format": "dime_jax model", "version": 1, "spec", "fingerprint", "metadata", "files"}
     MODEL/variables/   the network's variables, as an orbax checkpoint
-    CACHE/model-HASH/  a model directory that `open_model` converted, by its content, the options and the converter
     STATE/1000/        the training state after 1000 updates, as orbax's Checkpointer lays it out
 
 A model directory is written atomically, and checked when it is opened. This is the only module that imports orbax, and
@@ -21,19 +20,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from dime_jax import models
 from dime_jax.denoiser import Denoiser
 
 FORMAT = "dime_jax model"
 VERSION = 1
 
-_SPEC_FILE = "spec.json"
+SPEC_FILE = "spec.json"
 _VARIABLES = "variables"
 _MAX_SPEC_BYTES = 16 * 2**20
 
@@ -65,77 +63,8 @@ def save_model(
     with _new_directory(directory) as building:
         _write_variables(building / _VARIABLES, variables)
         contents["files"] = _file_sizes(building / _VARIABLES)
-        (building / _SPEC_FILE).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+        (building / SPEC_FILE).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     return directory
-
-
-class OpenedModel(NamedTuple):
-    """A model, where it came from, in words, and a line on each thing that had to be known to convert it."""
-
-    denoiser: Denoiser
-    origin: str
-    facts: tuple[str, ...] = ()
-
-    def describe(self) -> str:
-        """A few lines for people."""
-        return "\n  ".join([f"model {self.denoiser.name} ({self.origin})", *self.facts])
-
-
-def open_model(
-    model: str | os.PathLike[str] | Denoiser, cache: str | os.PathLike[str], options: ConversionOptions = NO_OPTIONS
-) -> OpenedModel:
-    """Open a Denoiser, a model directory, a shipped model by its name, or a checkpoint file or diffusers folder.
-
-    Args:
-      model: what a user names.
-      cache: where checkpoints are converted to: once, and again if they, the options or the converter change.
-      options: what a checkpoint does not say itself.
-
-    Raises:
-      ValueError: in one line, for what is none of these or cannot be converted faithfully, and for options that have
-        nothing to convert.
-    """
-    if isinstance(model, Denoiser):
-        return _needs_no_conversion(OpenedModel(model, "a Python object"), options)
-    path = Path(model)
-    if not path.exists():
-        return _needs_no_conversion(_opened(path, "shipped with dime_jax"), options)
-    if (path / _SPEC_FILE).is_file():
-        return _needs_no_conversion(_opened(path, "a model directory"), options)
-    from checkpoints_convert import convert
-
-    key = [_content_hash(path), options.identity(), convert.CONVERTER_VERSION]
-    directory = Path(cache) / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
-    if directory.exists():
-        return _opened(directory, f"converted from {path.name} before, kept in {directory.name}")
-    convert.convert(path, directory, options)
-    return _opened(directory, f"converted from {path.name}, kept in {directory.name}")
-
-
-def _opened(path: Path, origin: str) -> OpenedModel:
-    denoiser = load_denoiser(path)
-    facts = read_spec_file(_find(path))["metadata"].get("facts", [])
-    lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
-    # A stranger's file may hold anything, line breaks and terminal escapes included.
-    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
-
-
-def _needs_no_conversion(opened: OpenedModel, options: ConversionOptions) -> OpenedModel:
-    given = " ".join(f"--{name}={value}" for name, value in options.given().items())
-    if given:
-        raise ValueError(f"model {opened.denoiser.name} is {opened.origin} and not converted: expected no {given}")
-    return opened
-
-
-def _content_hash(path: Path) -> str:
-    """SHA-256 over the names and bytes of a checkpoint file, or of everything in a folder."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(json.dumps([file.relative_to(path.parent).as_posix(), content]).encode())
-    return digest.hexdigest()
 
 
 def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
@@ -146,12 +75,12 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
     Raises:
       ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
     """
-    directory = _find(path)
+    directory = find_model(path)
     contents = read_spec_file(directory)
     try:
         spec = models.ModelSpec.from_json(contents["spec"])
     except ValueError as error:
-        raise ValueError(f"{directory / _SPEC_FILE}: {error}") from None
+        raise ValueError(f"{directory / SPEC_FILE}: {error}") from None
     files = _file_sizes(directory / _VARIABLES)
     if files != contents["files"]:
         raise ValueError(f"{directory / _VARIABLES}: files are missing, truncated or added since the model was written")
@@ -173,9 +102,9 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
 
 def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The contents of a model directory's spec.json: format, version, spec, fingerprint, metadata and files."""
-    file = Path(directory) / _SPEC_FILE
+    file = Path(directory) / SPEC_FILE
     if not file.is_file():
-        raise ValueError(f"{directory} is not a model directory: no {_SPEC_FILE} in it")
+        raise ValueError(f"{directory} is not a model directory: no {SPEC_FILE} in it")
     if file.stat().st_size > _MAX_SPEC_BYTES:
         raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_SPEC_BYTES} allowed")
     try:
@@ -290,7 +219,7 @@ def _check_variables(variables: Any, spec: models.ModelSpec) -> None:
         raise ValueError(f"variables differ from the architecture's: {', '.join(sorted(difference)[:5])}")
 
 
-def _find(path: str | os.PathLike[str]) -> Path:
+def find_model(path: str | os.PathLike[str]) -> Path:
     """The model directory at `path`, or the shipped model of that name."""
     directory = Path(path)
     if directory.is_dir():

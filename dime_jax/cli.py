@@ -10,15 +10,21 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
 
 if TYPE_CHECKING:
     import rich.console
 
+    from dime_jax.auditing import AuditConfig, AuditResult
     from dime_jax.denoiser import Denoiser
+    from dime_jax.evaluation import Evaluation
+    from dime_jax.findings.results import DeletionFindings
+    from dime_jax.scoring import ScoringOptions
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -28,56 +34,63 @@ _WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
 
 def _audit(args: argparse.Namespace) -> int:
     from dime_jax import auditing
-    from dime_jax.auditing import gate
+    from dime_jax.findings import gate
 
-    settings = {name: getattr(args, name) for name in _AUDIT_SETTINGS}
-    config = auditing.AuditConfig(**settings, options=_options(args), conversion=conversion_options(args))
+    config = _config(args)
     for condition in args.fail_if:
         gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels())
-    return _show_audit(auditing.audit(config), args)
+    return _show(auditing.audit(config), args)
 
 
 def _report(args: argparse.Namespace) -> int:
     from dime_jax import auditing
 
+    _load_attack_module(args)
     directory = args.audit
     if (directory / "compare.json").is_file():
-        return _show_comparison(auditing.report_comparison(directory), args)
+        return _show(auditing.report_comparison(directory), args)
     if not (directory / "audit.json").is_file():
         raise ValueError(f"{directory} holds no audit and no comparison: no audit.json or compare.json in it")
-    return _show_audit(auditing.report(directory), args)
+    return _show(auditing.report(directory), args)
 
 
 def _compare(args: argparse.Namespace) -> int:
     from dime_jax import auditing
-    from dime_jax.auditing import gate
+    from dime_jax.findings import gate
 
-    settings = {name: getattr(args, name) for name in _COMPARE_SETTINGS}
-    config = auditing.AuditConfig(
-        model=args.before, **settings, options=_options(args), conversion=conversion_options(args)
-    )
+    config = _config(args, model=args.before)
     for condition in args.fail_if:
         gate.check_possible(condition, gate.COMPARE_KEYS, [])
-    return _show_comparison(auditing.compare(config, args.after), args)
+    return _show(auditing.compare(config, args.after), args)
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, model_check, pipeline, planning, scoring
+    from dime_jax import data, model_check, pipeline, scoring
     from dime_jax.auditing.config import PROFILES
+    from dime_jax.auditing.images import with_captions
+    from dime_jax.denoiser import TEXT_CONDITIONS
+    from dime_jax.scoring import planning
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
+    _load_attack_module(args)
     sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
-    planning.check_tiers(args.attacks, args.queries)
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries)
+    most = max(args.queries) if args.queries else None
+    # Refuses what no model can be asked, before one is opened.
+    planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=TEXT_CONDITIONS)
     options = _options(args)
     denoiser = _open_model(args, args.run)
+    offered = ("own",) if args.captions == "none" else denoiser.conditions
+    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
+    for line in planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered):
+        print(f"warning: {line}", file=sys.stderr)
     if args.split:
         source = data.open_source(args.images)
         split = data.read_split(args.split, source)
     else:
         members, heldout = data.open_source(args.members), data.open_source(args.heldout)
         source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
+    source = with_captions(source, args.captions, denoiser)
     halves = data.halves(
         split,
         source.ids,
@@ -100,6 +113,7 @@ def _score(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     from dime_jax import pipeline
 
+    _load_attack_module(args)
     for frozen in pipeline.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
     return DONE
@@ -107,15 +121,17 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from dime_jax import pipeline
-    from dime_jax.report import tables, wording
+    from dime_jax.findings import wording
+    from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
         raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
+    _load_attack_module(args)
     results = pipeline.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
         tables.print_alarms(wording.evaluation_alarms(results), _console())
-    for warning in results["warnings"]:
+    for warning in results.warnings:
         print(f"dime-jax: warning: {warning}", file=sys.stderr)
     return _finish(results, args)
 
@@ -128,6 +144,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace) -> int:
+    import jax
     import numpy as np
 
     from dime_jax import data
@@ -137,8 +154,8 @@ def _check_model(args: argparse.Namespace) -> int:
     source = data.open_source(args.images)
     transform = data.transform_for(source, denoiser.image_shape)
     batch = next(data.batches(source, min(args.count, len(source)), transform))
-    labels = None if denoiser.num_classes is None or batch.labels is None else batch.labels[batch.mask]
-    found = check_model(denoiser, batch.images[batch.mask], args.output, labels=labels)
+    condition = jax.tree.map(lambda rows: rows[batch.mask], denoiser.conditions_for(batch)["own"])
+    found = check_model(denoiser, batch.images[batch.mask], args.output, condition=condition)
     for t, error in zip(found.timesteps, np.asarray(found.errors)):
         print(f"t = {t:4d}   noise-prediction error {error:.4f}")
     print(found.check.summary)
@@ -149,33 +166,28 @@ def _check_model(args: argparse.Namespace) -> int:
 # --------------------------------------------------------------------------------------------------- what is printed
 
 
-def _show_audit(result: Any, args: argparse.Namespace) -> int:
+def _show(result: "AuditResult", args: argparse.Namespace) -> int:
+    """Print what an audit or a comparison found."""
+    from dime_jax.evaluation import Evaluation
     from dime_jax.report import tables
 
+    found = result.findings
     if not args.json:
         console = _console()
-        if result.results["results"]:
-            tables.print_results(result.results, console)
-        tables.print_headline(result.results["headline"], result.results["warnings"], console)
-        print(f"{result.results['queries_made']:,} queries made. The report: {result.report}")
-    return _finish(result.results, args)
+        if isinstance(found, Evaluation) and found.results:
+            tables.print_results(found, console)
+        tables.print_headline(found.headline, found.warnings, console)
+        print(f"{found.queries_made:,} queries made. The report: {result.report}")
+    return _finish(found, args)
 
 
-def _show_comparison(result: Any, args: argparse.Namespace) -> int:
-    from dime_jax.report import tables
-
-    if not args.json:
-        tables.print_headline(result.results["headline"], result.results["warnings"], _console())
-        print(f"{result.results['queries_made']:,} queries made. The report: {result.report}")
-    return _finish(result.results, args)
-
-
-def _finish(results: Mapping[str, Any], args: argparse.Namespace) -> int:
+def _finish(results: "Evaluation | DeletionFindings", args: argparse.Namespace) -> int:
     """Print results for programs, and check the conditions."""
-    from dime_jax.auditing import gate
+    from dime_jax._records import plain_object
+    from dime_jax.findings import gate
 
     if args.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps(plain_object(results), indent=2))
     if args.fail_if:
         gate.refuse_unjudged(results)
     failed = [condition for condition in args.fail_if if gate.check(condition, results)]
@@ -191,33 +203,41 @@ def _console() -> "rich.console.Console":
 
 
 def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
-    from dime_jax.checkpoints import open_model
+    from dime_jax.opening import open_model
 
     model = open_model(args.model, cache, conversion_options(args))
     print(model.describe(), file=sys.stderr)
     return model.denoiser
 
 
-def _options(args: argparse.Namespace) -> Any:
+def _load_attack_module(args: argparse.Namespace) -> None:
+    if args.attack_module is not None:
+        from dime_jax.attacks import load_attack_module
+
+        load_attack_module(args.attack_module)
+
+
+def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
+    """The options as fields of `AuditConfig`, which have the same names, and others besides."""
+    from dime_jax.auditing import AuditConfig
+
+    named = [field.name for field in dataclasses.fields(AuditConfig) if hasattr(args, field.name)]
+    settings = {name: getattr(args, name) for name in named} | others
+    return AuditConfig(**settings, options=_options(args), conversion=conversion_options(args))
+
+
+def _options(args: argparse.Namespace) -> "ScoringOptions":
     from dime_jax import scoring
-    from dime_jax.query_ledger import Budget
+    from dime_jax.scoring.query_ledger import Budget
 
     budget = Budget(args.max_queries, args.max_queries_per_image)
-    return scoring.Options(micro_batch=args.micro_batch, budget=budget, silent=getattr(args, "quiet", False))
+    return scoring.ScoringOptions(micro_batch=args.micro_batch, budget=budget, silent=getattr(args, "quiet", False))
 
 
 # ---------------------------------------------------------------------------------------------------------- the parser
 
-_DEBUG_HELP = "show the traceback of an error"
-_AUDIT_SETTINGS = (
-    *("output", "model", "members", "heldout", "candidates", "images", "split", "labels", "groups", "attacks"),
-    *("queries", "profile", "calibration_size", "test_size", "decide_with", "level", "timestep", "gamma", "delta"),
-    *("randomised", "seed"),
-)
-_COMPARE_SETTINGS = (
-    *("output", "members", "heldout", "candidates", "labels", "groups", "attacks", "queries", "profile"),
-    *("calibration_size", "test_size", "decide_with", "level", "timestep", "gamma", "seed"),
-)
+_CAPTIONS_HELP = "for text-to-image models: ask with each image's own caption, or with none (default: own)"
+_DEBUG_HELP = "show where an error comes from"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -225,7 +245,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dime-jax",
         description="Which images was a diffusion model trained on?",
-        epilog="example: dime-jax audit    (audits the model that is shipped with the package)",
+        epilog="example: dime-jax audit    (audits the model that ships with the package)",
     )
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -238,12 +258,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_audit(commands: Any) -> None:
+def _add_audit(commands: _Commands) -> None:
     audit = _add(
         commands,
         "audit",
         _audit,
-        "which images was a model trained on, and how sure is that?",
+        "find out which images a model was trained on, and how sure that is",
         "dime-jax audit",
         "dime-jax audit --model ckpt.pt --members a/ --heldout b/ --candidates c/ --output out/mine",
         "dime-jax audit --model ckpt.pt --images cifar10:DIR --split CIFAR10_train_ratio0.5.npz --output out/cifar10",
@@ -251,60 +271,68 @@ def _add_audit(commands: Any) -> None:
         'dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"',
     )
     audit.add_argument(
-        "--output", type=pathlib.Path, default="out/audit", help="directory for the audit (default out/audit)"
+        "--output", type=pathlib.Path, default="out/audit", help="where the audit goes (default: %(default)s)"
     )
     audit.add_argument(
         "--model",
         default="digits",
-        help="shipped model, model directory, checkpoint, diffusers folder (default digits)",
+        help="a shipped model, a model directory, a checkpoint or a diffusers folder (default: %(default)s)",
     )
-    audit.add_argument("--members", help="images that the model was trained on: a folder or source URI")
-    audit.add_argument("--heldout", help="images like them that it was not trained on")
-    audit.add_argument("--images", help="with --split: the source that the split's indices are about")
-    audit.add_argument("--split", help="split file (.npz) of SecMI or dime-mia, instead of --members and --heldout")
-    audit.add_argument("--randomised", action="store_true", help="a coin decided who became a member, before training")
-    audit.add_argument("--delta", type=float, default=0.0, help="of the privacy bound (default 0)")
+    audit.add_argument("--members", help="images the model was trained on: a folder, or KIND:PLACE")
+    audit.add_argument("--heldout", help="images like them that it never saw")
+    audit.add_argument("--images", help="with --split: the images that the split's indices refer to")
+    audit.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
+    audit.add_argument(
+        "--randomised", action="store_true", help="say that a coin decided, before training, who became a member"
+    )
+    audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")
     add_conversion_arguments(audit)
     _add_evidence_arguments(audit)
     _add_output_arguments(audit)
 
 
-def _add_compare(commands: Any) -> None:
+def _add_compare(commands: _Commands) -> None:
     compare = _add(
         commands,
         "compare",
         _compare,
-        "did a deletion work? The same candidates against the model before and after",
+        "check a deletion: put the same images to the model before and after it",
         "dime-jax compare --before m1/ --after m2/ --candidates deleted/ --heldout b/ --output out/deletion",
     )
     compare.add_argument(
-        "--output", type=pathlib.Path, default="out/compare", help="directory for the comparison (default out/compare)"
+        "--output", type=pathlib.Path, default="out/compare", help="where the comparison goes (default: %(default)s)"
     )
-    compare.add_argument("--before", required=True, help="the model before: as --model of audit")
-    compare.add_argument("--after", required=True, help="the model after")
-    compare.add_argument("--members", help="images that both models were trained on, to calibrate with")
-    compare.add_argument("--heldout", help="images like them that neither was trained on")
+    compare.add_argument("--before", required=True, help="the model before the deletion, named as in `audit --model`")
+    compare.add_argument("--after", required=True, help="the model after it")
+    compare.add_argument("--members", help="images both models were trained on, to calibrate with")
+    compare.add_argument("--heldout", help="images like them that neither model saw")
     add_conversion_arguments(compare)
     _add_evidence_arguments(compare)
     _add_output_arguments(compare)
 
 
-def _add_stages(commands: Any) -> None:
+def _add_stages(commands: _Commands) -> None:
     score = _add(
         commands,
         "score",
         _score,
-        "run every attack on one half of the images, or finish a run that was interrupted",
+        "run every attack on one half of the images, or finish an interrupted run",
         "dime-jax score out/run --model models/mine --members a/ --heldout b/ --half calibration",
     )
-    score.add_argument("run", type=pathlib.Path, help="directory of the run")
-    score.add_argument("--model", required=True, help="as --model of audit")
-    score.add_argument("--members", help="images that the model was trained on: a folder or source URI")
-    score.add_argument("--heldout", help="images that it was not trained on")
-    score.add_argument("--images", help="with --split: the source that the split's indices are about")
-    score.add_argument("--split", help="split file (.npz) of SecMI or dime-mia, instead of --members and --heldout")
-    score.add_argument("--half", choices=["calibration", "test"], default="calibration", help="default: calibration")
-    score.add_argument("--tune", action="store_true", help="measure the fastest micro-batch first")
+    score.add_argument("run", type=pathlib.Path, help="the run's directory")
+    score.add_argument("--model", required=True, help="the model, named as in `audit --model`")
+    score.add_argument("--members", help="images the model was trained on: a folder, or KIND:PLACE")
+    score.add_argument("--heldout", help="images like them that it never saw")
+    score.add_argument("--images", help="with --split: the images that the split's indices refer to")
+    score.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
+    score.add_argument(
+        "--half",
+        choices=["calibration", "test"],
+        default="calibration",
+        help="which half to score (default: %(default)s)",
+    )
+    score.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
+    score.add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
     add_conversion_arguments(score)
     _add_grid_arguments(score)
     _add_query_arguments(score)
@@ -313,101 +341,131 @@ def _add_stages(commands: Any) -> None:
         commands,
         "calibrate",
         _calibrate,
-        "freeze each attack's setting from the calibration half; needs no model",
+        "choose each attack's setting on the calibration half and freeze it; needs no model",
         "dime-jax calibrate out/run",
     )
-    calibrate.add_argument("run", type=pathlib.Path, help="directory of the run")
+    calibrate.add_argument("run", type=pathlib.Path, help="the run's directory")
+    _add_attack_module(calibrate)
 
     evaluate = _add(
         commands,
         "evaluate",
         _evaluate,
-        "the frozen attacks on the test half; needs no model",
+        "measure the frozen attacks on the test half; needs no model",
         "dime-jax evaluate out/run",
         'dime-jax evaluate out/run --json --fail-if "dime@11.auc.low > 0.6"',
     )
-    evaluate.add_argument("run", type=pathlib.Path, help="directory of the run")
+    evaluate.add_argument("run", type=pathlib.Path, help="the run's directory")
+    _add_attack_module(evaluate)
     _add_output_arguments(evaluate)
 
 
-def _add_report(commands: Any) -> None:
+def _add_report(commands: _Commands) -> None:
     report = _add(
         commands,
         "report",
         _report,
-        "write the results and the page of an audit or comparison again; needs no model",
+        "write the results and the page of an audit or a comparison again; needs no model",
         "dime-jax report out/audit",
     )
-    report.add_argument("audit", type=pathlib.Path, help="directory of the audit or comparison")
+    report.add_argument("audit", type=pathlib.Path, help="the directory of the audit or the comparison")
+    _add_attack_module(report)
     _add_output_arguments(report)
 
 
-def _add_convert(commands: Any) -> None:
+def _add_convert(commands: _Commands) -> None:
     convert = _add(
         commands,
         "convert",
         _convert,
-        "make a model directory from a PyTorch checkpoint or a diffusers folder",
+        "turn a PyTorch checkpoint or a diffusers folder into a model directory",
         "dime-jax convert --source ckpt.pt --output models/cifar10",
     )
     convert.add_argument(
-        "--source", required=True, help="checkpoint file (.pt, .ckpt, .safetensors) or diffusers folder"
+        "--source", required=True, help="a checkpoint file (.pt, .ckpt, .safetensors) or a diffusers folder"
     )
-    convert.add_argument("--output", required=True, help="model directory to write; must not exist")
+    convert.add_argument("--output", required=True, help="the model directory to write; must not exist yet")
     add_conversion_arguments(convert)
 
 
-def _add_models(commands: Any) -> None:
-    models = commands.add_parser("models", help="look at models", epilog="example: dime-jax models check -h")
+def _add_models(commands: _Commands) -> None:
+    models = commands.add_parser("models", help="look at a model", epilog="example: dime-jax models check -h")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = _add(
         actions,
         "check",
         _check_model,
-        "is a model alive? Noise-prediction error over t, and a sheet of samples",
+        "see whether a model works: its error over timesteps, and a sheet of samples",
         "dime-jax models check models/cifar10 --images cifar10:DIR --output out/check",
     )
-    check.add_argument("model", help="as --model of audit")
-    check.add_argument("--images", required=True, help="a few images of the model's kind: a folder or source URI")
-    check.add_argument("--output", type=pathlib.Path, required=True, help="directory for check.json and samples.png")
-    check.add_argument("--count", type=int, default=16, help="how many images to use (default 16)")
+    check.add_argument("model", help="the model, named as in `audit --model`")
+    check.add_argument(
+        "--images", required=True, help="a few images of the kind it was trained on: a folder, or KIND:PLACE"
+    )
+    check.add_argument("--output", type=pathlib.Path, required=True, help="where check.json and samples.png go")
+    check.add_argument("--count", type=int, default=16, help="how many images to use (default: 16)")
     add_conversion_arguments(check)
 
 
 def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
     """What `audit` and `compare` share."""
-    parser.add_argument("--candidates", help="images to decide about")
-    parser.add_argument("--labels", help="CSV file of lines id,label, for class-conditional models")
-    parser.add_argument("--groups", help="CSV file of lines id,group: images of one owner or shoot count together")
-    parser.add_argument("--level", type=float, default=0.05, help="false discovery rate of verdicts (default 0.05)")
-    parser.add_argument("--decide_with", metavar="ATTACK@QUERIES", help="default: the best on the calibration half")
-    parser.add_argument("--timestep", type=int, default=70, help="of DIME without known members (default 70)")
-    parser.add_argument("--gamma", type=float, default=0.1, help="of DIME without known members (default 0.1)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--candidates", help="the images in question")
+    parser.add_argument("--labels", help="for class-conditional models: a CSV file with lines id,label")
+    parser.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
+    parser.add_argument(
+        "--groups", help="a CSV file with lines id,group: images of one owner or one shoot are resampled together"
+    )
+    parser.add_argument("--level", type=float, default=0.05, help="the false discovery rate to allow (default: 0.05)")
+    parser.add_argument(
+        "--decide_with", metavar="ATTACK@QUERIES", help="what decides (default: the best on the calibration half)"
+    )
+    parser.add_argument(
+        "--timestep", type=int, default=70, help="where DIME asks if no members are known (default: 70)"
+    )
+    parser.add_argument("--gamma", type=float, default=0.1, help="DIME's step if no members are known (default: 0.1)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     _add_grid_arguments(parser)
     _add_query_arguments(parser)
 
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--attacks", nargs="+", help="default: all")
+    parser.add_argument("--attacks", nargs="+", metavar="ATTACK", help="which attacks to run (default: all)")
+    _add_attack_module(parser)
     parser.add_argument(
         "--profile",
         choices=["light", "quick", "paper"],
         default="quick",
-        help="grid and sizes; light for slow models (default quick)",
+        help="how many settings and images to use: light is for slow models (default: %(default)s)",
     )
-    parser.add_argument("--queries", nargs="+", type=int, help="query tiers q (default: those of the profile)")
-    parser.add_argument("--calibration_size", type=int, help="at most so many images per class choose the settings")
-    parser.add_argument("--test_size", type=int, help="at most so many images per class are tested")
-    parser.add_argument("--seed", type=int, default=0, help="seed of halves and draws (default 0)")
+    parser.add_argument(
+        "--queries",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="ask at most N queries per image: each attack runs at its largest tier that costs no more, and what costs "
+        "more than the largest N is left out (default: as the profile says)",
+    )
+    parser.add_argument(
+        "--calibration_size",
+        type=int,
+        help="use at most this many members, and as many held-out images, to choose settings",
+    )
+    parser.add_argument("--test_size", type=int, help="test at most this many members, and as many held-out images")
+    parser.add_argument("--seed", type=int, default=0, help="seed for halves and random draws (default: 0)")
+
+
+def _add_attack_module(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("--attack-module", "--attack_module"),
+        metavar="FILE.py",
+        help="a Python file of yours that registers attacks; it is run, so name only one that you trust",
+    )
 
 
 def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--micro_batch", type=int, help="images per device and call")
-    parser.add_argument(
-        "--max_queries", type=int, help="stop before more queries than this in a stage, over all resumes"
-    )
-    parser.add_argument("--max_queries_per_image", type=int, help="the same for every image")
+    parser.add_argument("--micro_batch", type=int, help="images for each device in one call")
+    parser.add_argument("--max_queries", type=int, help="never make more queries than this, restarts included")
+    parser.add_argument("--max_queries_per_image", type=int, help="the same limit for each image")
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -417,12 +475,12 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="exit with 1 if this holds of the results, such as 'dime@11.auc.low > 0.6', and with 2 if the model is no "
-        "denoiser; may be repeated",
+        help="exit with code 1 if the results meet this condition, such as 'dime@11.auc.low > 0.6', and with 2 if the "
+        "model is no denoiser; may be given more than once",
     )
 
 
-def _add(commands: Any, name: str, run: Callable[..., int], what: str, *examples: str) -> argparse.ArgumentParser:
+def _add(commands: _Commands, name: str, run: Callable[..., int], what: str, *examples: str) -> argparse.ArgumentParser:
     title = "example:" if len(examples) == 1 else "examples:"
     parser = commands.add_parser(
         name,
@@ -440,7 +498,7 @@ def _add(commands: Any, name: str, run: Callable[..., int], what: str, *examples
 def _check_conditions(args: argparse.Namespace) -> None:
     """Refuse conditions that cannot be read, before anything else is done."""
     if getattr(args, "fail_if", ()):
-        from dime_jax.auditing import gate
+        from dime_jax.findings import gate
 
         for condition in args.fail_if:
             gate.parse(condition)

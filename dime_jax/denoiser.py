@@ -1,24 +1,43 @@
-"""Denoiser: the one contract through which every attack sees a model, eps(x, t) -> predicted noise.
+"""Denoiser: the one contract through which every attack sees a model, eps(x, t, condition) -> predicted noise.
 
-Three kinds of model keep it: converted networks, the closed-form ideal denoiser, and any Python function.
+Three kinds of model keep it: converted networks, the closed-form ideal denoiser, and any Python function. A model may
+have a space of its own (latents), to which it encodes pixels, and may be conditioned on classes or on text.
 """
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Never
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dime_jax import _validate
+from dime_jax._typing import PyTree
+from dime_jax.draws import Draws, id_numbers
 from dime_jax.schedule import NoiseSchedule
+
+if TYPE_CHECKING:
+    from dime_jax import data
 
 # Trace terms are differences of two network outputs. Accelerators round matmuls and convolutions to fewer bits unless
 # told otherwise, and in bfloat16 the rank correlation of the trace at gamma = 0.1 falls to 0.82.
 PRECISION = "highest"
 
-EpsFn = Callable[[jax.Array, Any], jax.Array]
-ApplyFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
+OWN = "own"  # the name of an image's own condition
+EMPTY = "empty"  # of text-conditioned models: the empty caption
+PARTS = ("part_1", "part_2", "part_3")  # and the image's own, cut in three
+TEXT_CONDITIONS = (OWN, *PARTS, EMPTY)
+
+# (x, t) -> eps
+EpsFn = Callable[[jax.Array, ArrayLike], jax.Array]
+# (params, x, t, condition) -> eps
+ApplyFn = Callable[[PyTree, jax.Array, jax.Array, PyTree], jax.Array]
+# (params, pixels, draws) -> x
+EncodeFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
+# (params, captions) -> condition
+EmbedFn = Callable[[PyTree, Sequence[str]], PyTree]
 
 
 class QueryCounter:
@@ -33,15 +52,23 @@ class QueryCounter:
 
 
 class Denoiser:
-    """A noise-prediction model: `apply(params, x, t, label)` and what is needed to call it safely.
+    """A noise-prediction model: `apply(params, x, t, condition)` and what is needed to call it safely.
+
+    A condition is None for unconditional models, integer labels [B] for class-conditional ones, and else a pytree of
+    arrays with a leading batch axis, such as embedded captions.
 
     Attributes:
-      apply: pure function of (params, x, t, label) that returns the eps prediction of x's shape. `t` is an int32 scalar
-        or [B] array, `label` an int32 [B] array, or None for unconditional models.
-      params: pytree of arrays, passed to `apply` as an argument so that nothing retraces.
+      apply: pure function of (params, x, t, condition) that returns the eps prediction of x's shape. `t` is an int32
+        scalar or [B] array.
+      params: pytree of arrays, passed to `apply`, `encode` and `embed` as an argument so that nothing retraces.
       schedule: the noise schedule the model was trained with.
-      image_shape: shape of one image, (H, W, C) or any other.
+      image_shape: shape of one image in pixels, (H, W, C) or any other.
+      shape: shape of one x in the model's own space; `image_shape` for models that do not encode.
       num_classes: number of classes of a class-conditional model, else None.
+      condition_shape: one image's condition as a pytree of `jax.ShapeDtypeStruct`; None for unconditional models.
+      conditions: the names of the conditions that a model can be asked under; "own" is the image's own.
+      encode_fn: pure JAX function of (params, pixels, draws) that returns x; None for models of pixels. An encoder that
+        samples takes its noise from `draws.latent`. What it does must be part of the fingerprint.
       fingerprint: identifies the weights and architecture in score tables.
       name: for people.
       traceable: whether `apply` may be jitted; False for plain Python functions.
@@ -51,11 +78,16 @@ class Denoiser:
     def __init__(
         self,
         apply: ApplyFn,
-        params: Any,
+        params: PyTree,
         schedule: NoiseSchedule,
         image_shape: tuple[int, ...],
         *,
+        shape: tuple[int, ...] | None = None,
         num_classes: int | None = None,
+        condition_shape: PyTree = None,
+        conditions: tuple[str, ...] = (OWN,),
+        encode: EncodeFn | None = None,
+        embed: EmbedFn | None = None,
         fingerprint: str = "",
         name: str = "denoiser",
         traceable: bool = True,
@@ -64,17 +96,29 @@ class Denoiser:
         self.params = params
         self.schedule = schedule
         self.image_shape = tuple(image_shape)
+        self.shape = self.image_shape if shape is None else tuple(shape)
+        if encode is None and self.shape != self.image_shape:
+            raise ValueError(f"expected encode for {name}: images are {self.image_shape}, its x is {self.shape}")
         self.num_classes = num_classes
+        self.condition_shape = condition_shape if num_classes is None else jax.ShapeDtypeStruct((), jnp.int32)
+        self.conditions = tuple(conditions)
+        self.encode_fn = encode
         self.fingerprint = fingerprint or f"function:{name}"
         self.name = name
         self.traceable = traceable
         self.queries = QueryCounter()
+        self._embed = embed
         self._call = jax.jit(apply) if traceable else apply
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it is asked with the captions of the images, which are then part of the data."""
+        return False
 
     @classmethod
     def from_function(
         cls,
-        fn: Callable[..., Any],
+        fn: Callable[..., ArrayLike],
         schedule: NoiseSchedule,
         image_shape: tuple[int, ...],
         num_classes: int | None = None,
@@ -83,30 +127,85 @@ class Denoiser:
     ) -> "Denoiser":
         """Wrap any callable eps(x, t[, label]); set `traceable` if it is pure JAX and may be jitted."""
 
-        def apply(params: Any, x: jax.Array, t: jax.Array, label: jax.Array | None) -> Any:
+        def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> Any:
             del params
-            return fn(x, t) if num_classes is None else fn(x, t, label)
+            return fn(x, t) if num_classes is None else fn(x, t, condition)
 
         return cls(apply, (), schedule, image_shape, num_classes=num_classes, name=name, traceable=traceable)
 
-    def eps(self, x: Any, t: Any, label: Any = None) -> jax.Array:
-        """Predicted noise for the batch x [B, *image_shape] at t (scalar or [B]); float32, counted as B queries."""
+    def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
+        """Predicted noise for the batch x [B, *shape] at t (scalar or [B]); float32, counted as B queries."""
+        _refuse_keywords("eps", unknown)
         x = jnp.asarray(x)
-        _validate.check_shape(x, (None, *self.image_shape), "x")
+        _validate.check_shape(x, (None, *self.shape), "x")
         _validate.check_timestep(t, self.schedule.num_steps)
         if np.ndim(t):
             _validate.check_shape(t, (x.shape[0],), "t")
-        label = self._check_label(label, x.shape[0])
+        condition = self.check_condition(condition, x.shape[0])
         self.queries.add(x.shape[0])
         with jax.default_matmul_precision(PRECISION):
-            answer = self._call(self.params, x, jnp.asarray(t, jnp.int32), label)
+            answer = self._call(self.params, x, jnp.asarray(t, jnp.int32), condition)
         return self._check_answer(answer, x.shape).astype(x.dtype)
 
-    def eps_fn(self, label: Any = None) -> EpsFn:
-        """The function eps_fn(x, t) that attacks take, with the class labels of the batch bound to it."""
-        return lambda x, t: self.eps(x, t, label)
+    def eps_fn(self, condition: PyTree = None, **unknown: Never) -> EpsFn:
+        """The function eps_fn(x, t) that attacks take, with the conditions of the batch bound to it."""
+        _refuse_keywords("eps_fn", unknown)
+        return lambda x, t: self.eps(x, t, condition)
 
-    def _check_answer(self, answer: Any, shape: tuple[int, ...]) -> jax.Array:
+    def encode(self, pixels: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array:
+        """Images [B, *image_shape] in the model's own space [B, *shape]; no query, and the identity for pixel models.
+
+        Args:
+          pixels: on the [-1, 1] scale.
+          ids: of the images, for encoders that sample; their positions if None.
+          seed: of that sample.
+        """
+        pixels = jnp.asarray(pixels)
+        _validate.check_shape(pixels, (None, *self.image_shape), "pixels")
+        if self.encode_fn is None:
+            return pixels
+        numbers = id_numbers(range(len(pixels)) if ids is None else ids)
+        with jax.default_matmul_precision(PRECISION):
+            x = encoder(self.encode_fn)(self.params, pixels, jax.random.key(seed), numbers)
+        _validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
+        return x
+
+    def embed(self, captions: Sequence[str]) -> PyTree:
+        """The condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
+        if self._embed is None:
+            raise ValueError(f"{self.name} takes no text: expected a text-conditioned model to embed captions with")
+        return self._embed(self.params, captions)
+
+    def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
+        """What the model is told about the images of a batch, under each of `conditions`.
+
+        Here: the class labels, for class-conditional models. Models that know other conditions replace this method.
+        """
+        return {OWN: None if self.num_classes is None else batch.labels}
+
+    def check_condition(self, condition: PyTree, batch: int) -> PyTree:
+        """The condition of so many images as arrays; a single label is that of all of them.
+
+        Raises:
+          ValueError: in one line, if it is not of the kind that the model takes.
+        """
+        if self.condition_shape is None:
+            if condition is not None:
+                raise ValueError(f"{self.name} is unconditional: expected condition=None")
+            return None
+        if self.num_classes is not None:
+            return _check_labels(condition, batch, self.num_classes, self.name)
+        given, wanted = jax.tree.structure(condition), jax.tree.structure(self.condition_shape)
+        if given != wanted:  # type: ignore[operator]
+            raise ValueError(f"{self.name} is conditional: expected a condition of structure {wanted}, got {given}")
+
+        def check(path: tuple[object, ...], one: jax.ShapeDtypeStruct, leaf: ArrayLike) -> jax.Array:
+            _validate.check_shape(leaf, (batch, *one.shape), f"condition{jax.tree_util.keystr(path)}")
+            return jnp.asarray(leaf, one.dtype)
+
+        return jax.tree_util.tree_map_with_path(check, self.condition_shape, condition)
+
+    def _check_answer(self, answer: object, shape: tuple[int, ...]) -> jax.Array:
         try:
             eps = None if answer is None or isinstance(answer, dict | tuple) else jnp.asarray(answer)
         except TypeError:  # an object around the array, such as diffusers' outputs
@@ -116,21 +215,34 @@ class Denoiser:
             raise ValueError(f"expected eps to return an array of shape {list(shape)}, got {got} from {self.name}")
         return eps
 
-    def _check_label(self, label: Any, batch: int) -> jax.Array | None:
-        if self.num_classes is None:
-            if label is not None:
-                raise ValueError(f"{self.name} is unconditional: expected label=None")
-            return None
-        if label is None:
-            raise ValueError(
-                f"{self.name} is class-conditional: expected label, one of 0..{self.num_classes - 1} per image"
-            )
-        label = jnp.broadcast_to(jnp.asarray(label), (batch,)) if np.ndim(label) == 0 else jnp.asarray(label)
-        _validate.check_shape(label, (batch,), "label")
-        if not jnp.issubdtype(label.dtype, jnp.integer):
-            raise ValueError(f"expected integer labels, got {label.dtype}")
-        if _validate.is_concrete(label):
-            bad = np.asarray(label)[(np.asarray(label) < 0) | (np.asarray(label) >= self.num_classes)]
-            if bad.size:
-                raise ValueError(f"expected 0 <= label < {self.num_classes}, got label={bad[0]}")
-        return label.astype(jnp.int32)
+
+@functools.lru_cache(maxsize=32)
+def encoder(
+    encode: EncodeFn, sharding: jax.sharding.NamedSharding | None = None
+) -> Callable[[PyTree, ArrayLike, jax.Array, jax.Array], jax.Array]:
+    """The compiled (params, pixels, key of the run, numbers of the ids) -> x."""
+
+    def run(params: PyTree, pixels: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
+        return encode(params, pixels, Draws(key, ids)).astype(jnp.float32)
+
+    return jax.jit(run, out_shardings=sharding)
+
+
+def _refuse_keywords(function: str, unknown: Mapping[str, object]) -> None:
+    if unknown:
+        raise TypeError(f"{function} takes condition=, not {next(iter(unknown))}=")
+
+
+def _check_labels(labels: ArrayLike | None, batch: int, num_classes: int, name: str) -> jax.Array:
+    """Integer labels [B] in 0..num_classes-1."""
+    if labels is None:
+        raise ValueError(f"{name} is class-conditional: expected condition, one of 0..{num_classes - 1} per image")
+    labels = jnp.broadcast_to(jnp.asarray(labels), (batch,)) if np.ndim(labels) == 0 else jnp.asarray(labels)
+    _validate.check_shape(labels, (batch,), "condition")
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(f"expected integer labels, got {labels.dtype}")
+    if _validate.is_concrete(labels):
+        bad = np.asarray(labels)[(np.asarray(labels) < 0) | (np.asarray(labels) >= num_classes)]
+        if bad.size:
+            raise ValueError(f"expected 0 <= label < {num_classes}, got label={bad[0]}")
+    return labels.astype(jnp.int32)

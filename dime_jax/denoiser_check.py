@@ -39,17 +39,17 @@ which is too close.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dime_jax import _validate, draws
-from dime_jax.attacks.base import noised
+from dime_jax._typing import Array, PyTree
 from dime_jax.denoiser import Denoiser
-from dime_jax.query_ledger import BudgetExceeded
 from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+from dime_jax.scoring.query_ledger import BudgetExceeded
 
 IMAGES = 16  # as many as the measurements above
 NO_BETTER_THAN_ZERO = 0.9
@@ -64,7 +64,9 @@ _SAME_SCHEDULE = 0.02  # largest difference of ᾱ
 # Errors that say nothing about how the model was asked.
 _OTHER_ERRORS = (OSError, MemoryError, BudgetExceeded, jax.errors.JaxRuntimeError)
 
-Ask = Callable[[Denoiser, Any, int, Any], Any]
+Ask = Callable[[Denoiser, jax.Array, int, PyTree], ArrayLike]
+_Change = Callable[[Array], Array]
+_Reading = Callable[[Array, Array, float, float], Array]  # of (answer, x_t, √ᾱ, σ) as noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,16 +139,9 @@ class DenoiserCheck:
     def _rows(self) -> Iterator[tuple[int, float | None, float | None]]:
         return zip(self.timesteps, self.errors, self.limits)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, object]:
         """For results.json: the attributes, and `passed` and `summary`."""
         return {**dataclasses.asdict(self), "passed": self.passed, "summary": self.summary}
-
-    @classmethod
-    def from_json(cls, contents: dict[str, Any]) -> "DenoiserCheck":
-        """What `to_json` gave, also after a way through a file."""
-        fields = {field.name: contents[field.name] for field in dataclasses.fields(cls)}
-        columns = {name: tuple(value) for name, value in fields.items() if isinstance(value, list | tuple)}
-        return cls(**{**fields, **columns, "mistakes": tuple(Mistake(**one) for one in fields["mistakes"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,15 +152,15 @@ class _Question:
     seems_to: str
     denoiser: Denoiser
     schedule: NoiseSchedule
-    images: Callable[[Any], Any] = lambda x: x
-    given: Callable[[Any], Any] = lambda x_t: x_t
-    noise: Callable[[Any, Any, float, float], Any] = lambda answer, x_t, sqrt_abar, sigma: answer
+    images: _Change = lambda x: x
+    given: _Change = lambda x_t: x_t
+    noise: _Reading = lambda answer, x_t, sqrt_abar, sigma: answer
 
 
 def check_denoiser(
     denoiser: Denoiser,
-    images: Any,
-    labels: Any = None,
+    images: ArrayLike,
+    condition: PyTree = None,
     *,
     ids: Sequence[str | int] | None = None,
     seed: int = 0,
@@ -181,11 +176,11 @@ def check_denoiser(
       denoiser: the model.
       images: [B, *image_shape] in [-1, 1], best 16 that it was not trained on; with fewer than 8, or all the same, no
         alternatives are tried.
-      labels: [B] classes of the images, for class-conditional models.
+      condition: of the images, for conditional models: their classes [B], or what `embed` gives for their captions.
       ids: of the images, for the draws; their positions if None.
       seed: of the noise.
       max_queries_per_image: at least 1; what would take more is left out.
-      ask: asks a model about (x, t, label): `Denoiser.eps`, or that with counting or patience around it.
+      ask: asks a model about (x, t, condition): `Denoiser.eps`, or that with counting or patience around it.
 
     Raises:
       ValueError: in one line, if the model fails on such a batch, or returns something else than an array of its shape.
@@ -196,15 +191,16 @@ def check_denoiser(
     if max_queries_per_image is not None:
         _validate.check_at_least(max_queries_per_image, 1, "max_queries_per_image")
     numbers = draws.id_numbers(range(len(images)) if ids is None else ids)
-    check = _Check(denoiser, images, labels, draws.Draws(jax.random.key(seed), numbers), ask)
+    x = denoiser.encode(images, ids=ids, seed=seed)
+    check = _Check(denoiser, x, condition, draws.Draws(jax.random.key(seed), numbers), ask)
     return check.run(len(_FRACTIONS) * 10 if max_queries_per_image is None else max_queries_per_image)
 
 
 class _Check:
     """One check: whom to ask about which images, with which draws; and what was answered."""
 
-    def __init__(self, denoiser: Denoiser, x: jax.Array, labels: Any, batch_draws: draws.Draws, ask: Ask):
-        self.denoiser, self.x, self.labels, self.draws, self.ask = denoiser, x, labels, batch_draws, ask
+    def __init__(self, denoiser: Denoiser, x: jax.Array, condition: PyTree, batch_draws: draws.Draws, ask: Ask):
+        self.denoiser, self.x, self.condition, self.draws, self.ask = denoiser, x, condition, batch_draws, ask
         self.as_given = _Question("as given", "", denoiser, denoiser.schedule)
         self.answers: dict[float, np.ndarray] = {}
         self.calls = 0
@@ -294,8 +290,8 @@ class _Check:
 
     def _call(self, question: _Question, fraction: float) -> np.ndarray:
         self.calls += 1
-        given = question.given(self._noised(question, fraction))
-        return np.asarray(self.ask(question.denoiser, given, self._t(fraction), self.labels), np.float32)
+        given = jnp.asarray(question.given(self._noised(question, fraction)))
+        return np.asarray(self.ask(question.denoiser, given, self._t(fraction), self.condition), np.float32)
 
     def _t(self, fraction: float) -> int:
         return int(fraction * (self.denoiser.schedule.num_steps - 1))
@@ -304,7 +300,7 @@ class _Check:
         return self.draws.gaussian(_FRACTIONS.index(fraction), self.x)
 
     def _noised(self, question: _Question, fraction: float) -> jax.Array:
-        return noised(question.schedule, question.images(self.x), self._draw(fraction), self._t(fraction))
+        return question.schedule.noised(jnp.asarray(question.images(self.x)), self._draw(fraction), self._t(fraction))
 
     def _error(self, question: _Question, fraction: float, answer: np.ndarray) -> float:
         """mean‖ξ - ε̂‖² / mean‖ξ‖²."""
@@ -344,7 +340,7 @@ def _judge(question: _Question, given: dict[float, float], fits: dict[float, flo
 
 def _free(denoiser: Denoiser) -> list[_Question]:
     """Other readings of the same answers."""
-    readings: dict[str, Callable[[Any, Any, float, float], Any]] = {
+    readings: dict[str, _Reading] = {
         "predict v, not noise, which is √ᾱ v + σ x": lambda v, x_t, sqrt_abar, sigma: sqrt_abar * v + sigma * x_t,
         "predict the clean image x₀, not noise, which is (x - √ᾱ x₀)/σ": lambda x, x_t, sqrt_abar, sigma: (
             (x_t - sqrt_abar * x) / sigma
@@ -358,8 +354,10 @@ def _free(denoiser: Denoiser) -> list[_Question]:
 
 
 def _costly(denoiser: Denoiser) -> list[_Question]:
-    """What the model has to be asked for."""
-    layouts = _channels_first(denoiser) if denoiser.image_shape[-1] > 1 else []  # one channel is in the same order
+    """What the model has to be asked for. Latents have no scale to mistake, and are no pictures to turn."""
+    layouts = _channels_first(denoiser) if denoiser.shape[-1] > 1 else []  # one channel is in the same order
+    if denoiser.encode_fn is not None:
+        return [*_schedules(denoiser), *layouts]
     return [*_schedules(denoiser), *_scales(denoiser), *layouts, *_pictures(denoiser)]
 
 
@@ -387,7 +385,7 @@ def usual_schedules(num_steps: int) -> dict[str, NoiseSchedule]:
 
 
 def _scales(denoiser: Denoiser) -> list[_Question]:
-    def halved(x: jax.Array) -> jax.Array:
+    def halved(x: Array) -> Array:
         return (x + 1) / 2
 
     return [
@@ -401,7 +399,7 @@ def _pictures(denoiser: Denoiser) -> list[_Question]:
     if len(denoiser.image_shape) != 3:
         return []
     height, width, channels = denoiser.image_shape
-    changes: dict[str, Callable[[Any], Any]] = {
+    changes: dict[str, _Change] = {
         "expect pictures mirrored left to right": lambda x: x[:, :, ::-1],
         "expect pictures upside down": lambda x: x[:, ::-1],
         "expect inverted pictures, -x": lambda x: -x,
@@ -413,24 +411,25 @@ def _pictures(denoiser: Denoiser) -> list[_Question]:
     return [_changed(denoiser, seems_to, change) for seems_to, change in changes.items()]
 
 
-def _changed(denoiser: Denoiser, seems_to: str, change: Callable[[Any], Any]) -> _Question:
-    def noise(eps: Any, x_t: Any, sqrt_abar: float, sigma: float) -> Any:
+def _changed(denoiser: Denoiser, seems_to: str, change: _Change) -> _Question:
+    def noise(eps: Array, x_t: Array, sqrt_abar: float, sigma: float) -> Array:
         return change(eps)
 
     return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=noise)
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
-    """[B, C, H, W] in place of [B, H, W, C], for images."""
-    if len(denoiser.image_shape) != 3:
+    """[B, C, H, W] in place of [B, H, W, C], for images and their latents."""
+    if len(denoiser.shape) != 3:
         return []
-    height, width, channels = denoiser.image_shape
+    height, width, channels = denoiser.shape
     turned = Denoiser(
         denoiser.apply,
         denoiser.params,
         denoiser.schedule,
         (channels, height, width),
         num_classes=denoiser.num_classes,
+        condition_shape=denoiser.condition_shape,
         name=denoiser.name,
         traceable=denoiser.traceable,
     )
@@ -441,6 +440,6 @@ def _channels_first(denoiser: Denoiser) -> list[_Question]:
         turned,
         denoiser.schedule,
         given=lambda x_t: jnp.moveaxis(x_t, -1, 1),
-        noise=lambda eps, x_t, sqrt_abar, sigma: np.moveaxis(eps, 1, -1),
+        noise=lambda eps, x_t, sqrt_abar, sigma: np.moveaxis(np.asarray(eps), 1, -1),
     )
     return [question]

@@ -12,9 +12,12 @@ import io
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from dime_jax import _files
+from dime_jax._typing import JsonObject
 
 _FILES, _OWN = "digests", "digest"
 
@@ -33,7 +36,7 @@ class Sealed(NamedTuple):
     """
 
     path: pathlib.Path
-    contents: dict[str, Any]
+    contents: JsonObject
     digests: Mapping[str, str] | None
 
     def read(self, name: str) -> bytes:
@@ -72,7 +75,7 @@ def digests_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     return {name: digest((directory / name).read_bytes()) for name in names}
 
 
-def seal(contents: Mapping[str, Any], digests: Mapping[str, str] | None) -> bytes:
+def seal(contents: Mapping[str, object], digests: Mapping[str, str] | None) -> bytes:
     """The bytes of a JSON file with the digests of the files it names, which must be written; plain JSON if None."""
     if digests is None:
         return _encode(contents)
@@ -80,6 +83,11 @@ def seal(contents: Mapping[str, Any], digests: Mapping[str, str] | None) -> byte
         raise ValueError(f"expected contents without the keys {_FILES!r} and {_OWN!r}, which hold the digests")
     whole = {**contents, _FILES: dict(digests)}
     return _encode({**whole, _OWN: digest(_encode(whole))})
+
+
+def write(path: pathlib.Path, contents: Mapping[str, object], files: Iterable[str]) -> None:
+    """Write a JSON file with its digest and those of the files beside it that it goes with."""
+    _files.write_atomically(path, seal(contents, digests_of(path.parent, files)))
 
 
 def read(path: pathlib.Path) -> Sealed:
@@ -121,5 +129,5 @@ def warn_of_unsealed(directory: pathlib.Path, names: Iterable[str]) -> list[str]
     return [f"written by an older version, without digests: damage would not be noticed in {', '.join(unsealed)}"]
 
 
-def _encode(contents: Mapping[str, Any]) -> bytes:
+def _encode(contents: Mapping[str, object]) -> bytes:
     return (json.dumps(contents, indent=1) + "\n").encode()

@@ -8,14 +8,16 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
-# Separate streams, so that an attack with Gaussian queries shares no randomness with one that has sign queries.
-_RADEMACHER, _GAUSSIAN = 0, 1
+# Separate streams, so that an attack with Gaussian queries shares no randomness with one that has sign queries, nor any
+# attack with how the images were encoded.
+_RADEMACHER, _GAUSSIAN, _LATENT = 0, 1, 2
 
 
 def id_numbers(ids: Sequence[str | int]) -> jax.Array:
@@ -24,7 +26,9 @@ def id_numbers(ids: Sequence[str | int]) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "stream", "dtype"))
-def _draw(key: jax.Array, ids: jax.Array, index: Any, shape: tuple[int, ...], stream: int, dtype: Any) -> jax.Array:
+def _draw(
+    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], stream: int, dtype: DTypeLike
+) -> jax.Array:
     key = jax.random.fold_in(key, stream)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), index))(ids)
     sample = jax.random.rademacher if stream == _RADEMACHER else jax.random.normal
@@ -32,14 +36,28 @@ def _draw(key: jax.Array, ids: jax.Array, index: Any, shape: tuple[int, ...], st
 
 
 def rademacher(
-    key: jax.Array, ids: jax.Array, index: Any, shape: tuple[int, ...], dtype: Any = np.float32
+    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
 ) -> jax.Array:
-    """Signs ±1 [B, *shape] for draw number `index` of each example."""
+    """Signs ±1 [B, *shape] for draw number `index` of each example.
+
+    Args:
+      key: of the run.
+      ids: of the examples, uint32 [B] (see `id_numbers`).
+      index: number of the draw.
+      shape: of one example's draw.
+      dtype: of the result.
+    """
     return _draw(key, ids, index, tuple(shape), _RADEMACHER, dtype)
 
 
-def gaussian(key: jax.Array, ids: jax.Array, index: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.Array:
-    """Standard Gaussian noise [B, *shape] for draw number `index` of each example."""
+def gaussian(
+    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+) -> jax.Array:
+    """Standard Gaussian noise [B, *shape] for draw number `index` of each example.
+
+    Args:
+      key, ids, index, shape, dtype: as in `rademacher`.
+    """
     return _draw(key, ids, index, tuple(shape), _GAUSSIAN, dtype)
 
 
@@ -57,3 +75,39 @@ class Draws:
     def gaussian(self, index: int, like: jax.Array) -> jax.Array:
         """Gaussian noise number `index`, of the shape and dtype of the batch `like`."""
         return gaussian(self.key, self.ids, index, like.shape[1:], like.dtype)
+
+    def latent(self, like: jax.Array) -> jax.Array:
+        """The Gaussian noise with which each image's latent is sampled, of the shape and dtype of the batch `like`."""
+        return _draw(self.key, self.ids, 0, like.shape[1:], _LATENT, like.dtype)
+
+
+class Randomness(Protocol):
+    """Where an attack has its probes and noises from: `Draws`, or arrays that someone made (`Given`)."""
+
+    def rademacher(self, index: int, like: jax.Array) -> jax.Array:
+        """Sign probe number `index`."""
+        ...
+
+    def gaussian(self, index: int, like: jax.Array) -> jax.Array:
+        """Gaussian noise number `index`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given:
+    """Draws that someone made, [q, B, ...]: number k is row k, whatever kind is asked for."""
+
+    rows: jax.Array | Sequence[jax.Array]
+
+    def rademacher(self, index: int, like: jax.Array) -> jax.Array:
+        """Row `index`."""
+        del like
+        return self.rows[index]
+
+    def gaussian(self, index: int, like: jax.Array) -> jax.Array:
+        """Row `index`."""
+        del like
+        return self.rows[index]
+
+
+NO_DRAWS = Given(())

@@ -20,13 +20,18 @@ is off by 1e-4 at d = 3072. Two measures keep float32 right at every t:
 
 import functools
 import hashlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 from dime_jax import _validate
+from dime_jax._distributed import replicated, split_rows
+from dime_jax._typing import PyTree
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.schedule import NoiseSchedule, per_image
 
@@ -35,6 +40,8 @@ QUERY_CHUNK = 256  # queries evaluated at a time: memory is O(QUERY_CHUNK * (MAX
 MAX_LANDMARKS = 64
 NEAREST = 4  # points per block that are evaluated directly
 FAR_AWAY = 1e12  # coordinates of padding points: their weight underflows to 0
+
+T = TypeVar("T")
 
 
 class ErrorDecomposition(NamedTuple):
@@ -45,13 +52,13 @@ class ErrorDecomposition(NamedTuple):
     crowding: jax.Array
 
 
-class Points(NamedTuple):
-    """The training set in blocks, each point as its landmark (one of c_1 … c_K) plus a residual."""
+class Points(NamedTuple, Generic[T]):
+    """The training set in blocks, each point as its landmark (one of c_1 … c_K) plus a residual; or where it lies."""
 
-    residual: Any  # [blocks, size, d]: x_i - c_k(i)
-    landmark_of: Any  # [blocks, size]: k(i), the landmark nearest to x_i
-    sq_dist: Any  # [blocks, K, size]: ‖x_i - c_k‖²
-    landmarks: Any  # [K, d]
+    residual: T  # [blocks, size, d]: x_i - c_k(i)
+    landmark_of: T  # [blocks, size]: k(i), the landmark nearest to x_i
+    sq_dist: T  # [blocks, K, size]: ‖x_i - c_k‖²
+    landmarks: T  # [K, d]
 
 
 class Mixture(NamedTuple):
@@ -122,7 +129,7 @@ def choose_landmarks(points: np.ndarray, most: int = MAX_LANDMARKS, sample: int 
         chosen.append(farthest)
 
 
-def index_points(train: np.ndarray, num_devices: int = 1) -> Points:
+def index_points(train: np.ndarray, num_devices: int = 1) -> Points[np.ndarray]:
     """Cut [n, d] points into even blocks, a multiple of `num_devices`, and table their distances to the landmarks."""
     n, d = train.shape
     if n < num_devices:
@@ -153,7 +160,7 @@ def _without_padding(columns: jax.Array, n: int, blocks: int) -> jax.Array:
     return columns[:, np.concatenate([np.arange(length) + b * size for b, length in enumerate(lengths)])]
 
 
-def _prepare(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> _Query:
+def _prepare(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> _Query:
     scale = jnp.broadcast_to(schedule.sqrt_abar(t).astype(g.dtype), g.shape[:1])[:, None]
     sigma = jnp.broadcast_to(schedule.sigma(t).astype(g.dtype), g.shape[:1])
     centers = points.landmarks
@@ -166,7 +173,7 @@ def _prepare(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array
     return _Query(g, scale, 0.5 / sigma**2, landmark, offset, origin, _excess_square(offset, mean_square), along)
 
 
-def _block_logits(points: Points, query: _Query) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _block_logits(points: Points[jax.Array], query: _Query) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For one block: (offset_origin - ‖g - √ᾱ x_i‖²)/2σ² [B, size], k(i) as one-hot rows, and ‖x_i - c‖²."""
     which = jax.nn.one_hot(points.landmark_of, len(points.landmarks), dtype=query.g.dtype)
     inner = query.offset @ points.residual.T + query.along @ which.T  # U·(x_i - c)
@@ -184,7 +191,7 @@ class _Nearest(NamedTuple):
     origin: jax.Array  # [B]
 
 
-def _nearest(points: Points, query: _Query, logits: jax.Array) -> _Nearest:
+def _nearest(points: Points[jax.Array], query: _Query, logits: jax.Array) -> _Nearest:
     _, index = jax.lax.top_k(logits, min(NEAREST, logits.shape[1]))
     x = points.landmarks[points.landmark_of[index]] + points.residual[index]
     shift = query.scale[..., None] * x - query.g[:, None]
@@ -193,7 +200,7 @@ def _nearest(points: Points, query: _Query, logits: jax.Array) -> _Nearest:
     return _Nearest(index, shift, -excess * query.inv_two_var[:, None], shift.shape[-1] * mean_square)
 
 
-def _block_mixture(points: Points, query: _Query) -> Mixture:
+def _block_mixture(points: Points[jax.Array], query: _Query) -> Mixture:
     """One block: its nearest points, merged with all its others."""
     logits, which, from_c = _block_logits(points, query)
     nearest = _nearest(points, query, logits)
@@ -219,10 +226,10 @@ def _block_mixture(points: Points, query: _Query) -> Mixture:
     return merge(near, rest, query.inv_two_var)
 
 
-def _stream(points: Points, query: _Query) -> Mixture:
+def _stream(points: Points[jax.Array], query: _Query) -> Mixture:
     """Fold the blocks of one device into one mixture."""
 
-    def mixture(index: Any) -> Mixture:
+    def mixture(index: ArrayLike) -> Mixture:
         block = Points(points.residual[index], points.landmark_of[index], points.sq_dist[index], points.landmarks)
         return _block_mixture(block, query)
 
@@ -232,12 +239,14 @@ def _stream(points: Points, query: _Query) -> Mixture:
     return jax.lax.scan(step, mixture(0), jnp.arange(1, len(points.residual)))[0]
 
 
-def _cloud(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Any) -> Mixture:
+def _cloud(
+    points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Mesh | None
+) -> Mixture:
     """The whole training set as one mixture seen from g [B, d]."""
     query = _prepare(points, schedule, g, t)
     if mesh is None:
         return _stream(points, query)
-    shard, whole = jax.sharding.PartitionSpec(mesh.axis_names[0]), jax.sharding.PartitionSpec()
+    shard, whole = split_rows(mesh).spec, replicated(mesh).spec
     stream = jax.shard_map(
         lambda points, query: jax.tree.map(lambda x: x[None], _stream(points, query)),
         mesh=mesh,
@@ -250,7 +259,7 @@ def _cloud(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array, 
     return functools.reduce(lambda a, b: merge(a, b, query.inv_two_var), devices)
 
 
-def _in_chunks(fn: Any, g: jax.Array, t: jax.Array) -> Any:
+def _in_chunks(fn: Callable[[jax.Array, jax.Array], PyTree], g: jax.Array, t: jax.Array) -> PyTree:
     """Map fn(g, t) over the batch, QUERY_CHUNK rows at a time."""
     batch = len(g)
     if batch <= QUERY_CHUNK:
@@ -275,7 +284,7 @@ class IdealDenoiser(Denoiser):
     two matrix products of the batch with the training set; memory beyond the training set is bounded by a block.
     """
 
-    def __init__(self, train: Any, schedule: NoiseSchedule, *, mesh: jax.sharding.Mesh | None = None):
+    def __init__(self, train: ArrayLike, schedule: NoiseSchedule, *, mesh: Mesh | None = None):
         _validate.check_not_empty(train, "train")
         if np.ndim(train) < 2:
             raise ValueError(f"expected train of shape [n, ...] with n > 0, got {list(np.shape(train))}")
@@ -287,10 +296,7 @@ class IdealDenoiser(Denoiser):
         if mesh is None:
             points = jax.device_put(points)
         else:
-            shard, whole = (
-                jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-                for axes in (mesh.axis_names[:1], ())
-            )
+            shard, whole = split_rows(mesh), replicated(mesh)
             points = jax.device_put(points, Points(shard, shard, shard, whole))
         self.num_points = len(flat)
         self._mesh = mesh
@@ -303,52 +309,56 @@ class IdealDenoiser(Denoiser):
             name=f"the ideal denoiser of {len(flat)} points",
         )
 
-    def responsibilities(self, g: Any, t: Any) -> jax.Array:
+    def responsibilities(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
         """r_i(g) [B, n]: the posterior probability that training point i gave g."""
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
             logits = _logits(*self.params, g, jnp.asarray(t, jnp.int32))
         return jax.nn.softmax(_without_padding(logits, self.num_points, len(self.params[0].residual)), axis=1)
 
-    def jacobian_trace(self, g: Any, t: Any) -> jax.Array:
+    def jacobian_trace(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
         """tr ∇ε*(g) = d/σ - V/σ³, per query [B]."""
         spread = self._cloud(g, t).spread
         sigma = per_image(self.schedule.sigma(t), spread)
         return (float(np.prod(self.image_shape)) - spread / sigma**2) / sigma
 
-    def decompose(self, x: Any, t: Any) -> ErrorDecomposition:
+    def decompose(self, x: ArrayLike, t: ArrayLike) -> ErrorDecomposition:
         """Estimation error of the clean images x at t, split into bias σ²B² and crowding V, each [B]."""
         x = jnp.asarray(x, self._dtype)
-        cloud = self._cloud(per_image(self.schedule.sqrt_abar(t), x) * x, t)
+        cloud = self._cloud(self.schedule.scaled(x, t), t)
         bias = jnp.sum(cloud.shift**2, axis=1)
         return ErrorDecomposition(bias + cloud.spread, bias, cloud.spread)
 
     @property
-    def _dtype(self) -> Any:
+    def _dtype(self) -> np.dtype:
         return self.params[0].landmarks.dtype
 
-    def _check(self, g: Any, t: Any) -> jax.Array:
+    def _check(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
         _validate.check_shape(g, (None, *self.image_shape), "g")
         _validate.check_timestep(t, self.schedule.num_steps)
         return jnp.asarray(g, self._dtype).reshape(np.shape(g)[0], -1)
 
-    def _cloud(self, g: Any, t: Any) -> Mixture:
+    def _cloud(self, g: ArrayLike, t: ArrayLike) -> Mixture:
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
             return _mixture(*self.params, g, jnp.asarray(t, jnp.int32), self._mesh)
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
-def _mixture(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Any) -> Mixture:
+def _mixture(
+    points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Mesh | None
+) -> Mixture:
     return _in_chunks(lambda g, t: _cloud(points, schedule, g, t, mesh), g, t)
 
 
 @functools.cache  # one function per mesh, so that all ideal denoisers of one shape share a compilation
-def _apply_on(mesh: jax.sharding.Mesh | None) -> ApplyFn:
+def _apply_on(mesh: Mesh | None) -> ApplyFn:
     """ε*(g) = (g - E[Y])/σ as a Denoiser's apply function."""
 
-    def apply(params: tuple[Points, NoiseSchedule], x: jax.Array, t: jax.Array, label: Any) -> jax.Array:
-        del label
+    def apply(
+        params: tuple[Points[jax.Array], NoiseSchedule], x: jax.Array, t: jax.Array, condition: None
+    ) -> jax.Array:
+        del condition
         points, schedule = params
         g = x.astype(points.landmarks.dtype).reshape(len(x), -1)
         shift = _mixture(points, schedule, g, t, mesh).shift.reshape(x.shape)
@@ -358,7 +368,7 @@ def _apply_on(mesh: jax.sharding.Mesh | None) -> ApplyFn:
 
 
 @jax.jit
-def _logits(points: Points, schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> jax.Array:
+def _logits(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> jax.Array:
     """-‖g - √ᾱ x_i‖²/2σ² for every training point [B, n], up to a constant per query."""
 
     def one_chunk(g: jax.Array, t: jax.Array) -> jax.Array:

@@ -4,28 +4,38 @@ RUN/model_check.json    {fingerprint: {queries, outcome}}; queries are entered b
                         check is counted as well; outcome is null until the check is done
 """
 
+import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from dime_jax import data, digests, scoring
-from dime_jax.denoiser import Denoiser
+from dime_jax import _files, data, digests, scoring
+from dime_jax._distributed import on_first_process
+from dime_jax._records import parse, plain_object
+from dime_jax._typing import PyTree
+from dime_jax.denoiser import OWN, Denoiser
 from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
-from dime_jax.processes import on_first_process
-from dime_jax.query_ledger import Budget, BudgetExceeded, LedgerUnwritable
-from dime_jax.score_table import write_atomically
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
 
 FILE = "model_check.json"
 
 
+class _Entry(NamedTuple):
+    """What is known of one model: queries made so far, and the outcome once there is one."""
+
+    queries: int = 0
+    outcome: DenoiserCheck | None = None
+
+
 class _Images(NamedTuple):
-    x: np.ndarray
-    labels: np.ndarray | None
+    index: np.ndarray  # type: ignore[assignment]  # positions in the source
+    pixels: np.ndarray
+    condition: PyTree
     ids: list[str]
 
 
@@ -37,7 +47,7 @@ def check_once(
     *,
     transform: data.Transform | None = None,
     seed: int = 0,
-    options: scoring.Options | None = None,
+    options: scoring.ScoringOptions | None = None,
 ) -> DenoiserCheck:
     """Check the model of a run, or read the outcome if that was done before.
 
@@ -48,19 +58,20 @@ def check_once(
       heldout: positions of images that it was not trained on; 16 of them are taken by the seed.
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of the choice and of the draws.
-      options: its budget is that of the check, which leaves out what would take more; and how to retry.
+      options: its budget is that of the run, and the check leaves out what would take more; and how to retry.
 
     Raises:
       ValueError: as `check_denoiser`; and if the budget allows nothing.
     """
-    directory, options = pathlib.Path(directory), options or scoring.Options()
+    directory, options = pathlib.Path(directory), options or scoring.ScoringOptions()
 
     def check() -> None:
         if read_check(directory, denoiser.fingerprint) is None:
             transformed = transform or data.transform_for(source, denoiser.image_shape)
             directory.mkdir(parents=True, exist_ok=True)
             images = _choose(denoiser, source, heldout, transformed, seed)
-            _check(directory, denoiser, images, seed, options)
+            with contextlib.closing(Ledger(directory, "check", len(source), None, options.budget)) as ledger:
+                _check(directory, denoiser, images, seed, options, ledger)
 
     on_first_process(check)
     found = read_check(directory, denoiser.fingerprint)
@@ -70,27 +81,20 @@ def check_once(
 
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
     """The outcome of a model's check in this directory; None if it was not checked there."""
-    outcome = _entries(directory).get(fingerprint, {}).get("outcome")
-    return None if outcome is None else DenoiserCheck.from_json(outcome)
+    return _entries(directory).get(fingerprint, _Entry()).outcome
 
 
-def failures(results: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the models of results.json or compare.json, a line each; nothing if they passed or were not
-    checked."""
-    found = results.get("model_check") or {}
-    checks = {"The model": found} if "passed" in found else {f"The model {name}": one for name, one in found.items()}
-    return [one["summary"].replace("The model", which, 1) for which, one in checks.items() if one and not one["passed"]]
-
-
-def _entries(directory: pathlib.Path) -> dict[str, dict[str, Any]]:
+def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
     path = directory / FILE
-    return digests.read(path).contents if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return {name: parse(_Entry, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
 
 
-def _enter(directory: pathlib.Path, fingerprint: str, queries: int, outcome: dict[str, Any] | None = None) -> None:
-    entries = {**_entries(directory), fingerprint: {"queries": queries, "outcome": outcome}}
+def _enter(directory: pathlib.Path, fingerprint: str, entry: _Entry) -> None:
+    entries = {**_entries(directory), fingerprint: entry}
     try:
-        write_atomically(directory / FILE, digests.seal(entries, {}))
+        _files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
     except OSError as error:  # ours, not the model's, so that it is not tried again
         raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
 
@@ -111,14 +115,24 @@ def _choose(
         chosen.append(index)
     if not chosen:
         raise ValueError("expected held-out images to check the model with, none can be read")
-    labels = None if denoiser.num_classes is None or source.labels is None else source.labels[chosen]
-    return _Images(np.stack(pixels), labels, [source.ids[index] for index in chosen])
+    ids, labels = [source.ids[index] for index in chosen], None if source.labels is None else source.labels[chosen]
+    captions = None if source.captions is None else [source.captions[index] for index in chosen]
+    batch = data.Batch(np.stack(pixels), labels, ids, np.array(chosen), np.ones(len(chosen), bool), captions)
+    return _Images(batch.index, batch.images, denoiser.conditions_for(batch)[OWN], ids)
 
 
-def _check(directory: pathlib.Path, denoiser: Denoiser, images: _Images, seed: int, options: scoring.Options) -> None:
-    fingerprint, count = denoiser.fingerprint, len(images.x)
-    made = _entries(directory).get(fingerprint, {}).get("queries", 0)
-    allowed = _allowed(options.budget, count)
+def _check(
+    directory: pathlib.Path,
+    denoiser: Denoiser,
+    images: _Images,
+    seed: int,
+    options: scoring.ScoringOptions,
+    ledger: Ledger,
+) -> None:
+    fingerprint, count = denoiser.fingerprint, len(images.pixels)
+    made = _entries(directory).get(fingerprint, _Entry()).queries
+    elsewhere = queries_made(directory) - made
+    allowed = _allowed(options.budget, count, elsewhere)
     if allowed < made + count:
         raise BudgetExceeded(
             f"expected a budget of at least {made + count} queries, one about each of {count} images more than were "
@@ -126,35 +140,37 @@ def _check(directory: pathlib.Path, denoiser: Denoiser, images: _Images, seed: i
         )
     most = None if np.isinf(allowed) else int(allowed - made) // count
     platform = jax.local_devices()[0].platform
-    micro_batch = options.micro_batch or scoring.default_micro_batch(denoiser.image_shape, platform)
+    micro_batch = options.micro_batch or scoring.default_micro_batch(denoiser.shape, platform)
 
     def say(text: str) -> None:
         if not options.silent:
             print(text, file=sys.stderr)
 
-    def eps(model: Denoiser, x: Any, t: int, label: Any) -> Any:
+    def eps(model: Denoiser, part: slice, x: jax.Array, t: int, condition: PyTree) -> jax.Array:
         nonlocal made
         if made + len(x) > allowed:
             raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
+        ledger.debit(images.index[part])
         made += len(x)
-        _enter(directory, fingerprint, made)
-        return model.eps(x, t, label)
+        _enter(directory, fingerprint, _Entry(made))
+        return model.eps(x, t, condition)
 
     patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
 
-    def ask(model: Denoiser, x: Any, t: int, label: Any) -> Any:
+    def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.
         once = patient if model is denoiser else eps
         parts = [slice(start, start + micro_batch) for start in range(0, count, micro_batch)]
-        return np.concatenate([once(model, x[part], t, None if label is None else label[part]) for part in parts])
+        conditions = [jax.tree.map(lambda rows, part=part: rows[part], condition) for part in parts]
+        return np.concatenate([once(model, part, x[part], t, told) for part, told in zip(parts, conditions)])
 
     found = check_denoiser(
-        denoiser, images.x, images.labels, ids=images.ids, seed=seed, max_queries_per_image=most, ask=ask
+        denoiser, images.pixels, images.condition, ids=images.ids, seed=seed, max_queries_per_image=most, ask=ask
     )
-    _enter(directory, fingerprint, made, {**found.to_json(), "queries": made})
+    _enter(directory, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
 
 
-def _allowed(budget: Budget, count: int) -> float:
-    """The most queries that a check with so many images may make, over all resumes."""
-    total = np.inf if budget.total is None else budget.total
+def _allowed(budget: Budget, count: int, elsewhere: int) -> float:
+    """The most queries that a check with so many images may make, over all resumes, beside those made elsewhere."""
+    total = np.inf if budget.total is None else max(0, budget.total - elsewhere)
     return min(total, np.inf if budget.per_image is None else count * budget.per_image)

@@ -15,25 +15,34 @@ run.json holds the digest of halves.npz, calibration.json those of all that it w
 """
 
 import io
-import json
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate, data, digests, evidence, model_check, score_table, scoring
-from dime_jax.attacks import DimeStats, get_attack
+from dime_jax import _files, _records, _validate, calibration, data, digests, evidence, model_check, scoring
+from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
 from dime_jax.denoiser import Denoiser
-from dime_jax.planning import Job, witness_jobs
-from dime_jax.score_table import ScoreTable
+from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
+from dime_jax.schedule import NoiseSchedule
+from dime_jax.scoring import score_table
+from dime_jax.scoring.planning import Job, witness_jobs
+from dime_jax.scoring.score_table import ScoreTable
 
-SCHEMA_VERSION = 1
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
+
+
+class _Run(NamedTuple):
+    """run.json: attacks by name with their settings; runs of older versions have no witness."""
+
+    seed: int
+    jobs: list[tuple[str, Setting]]
+    witness: list[tuple[str, Setting]] | None = None
 
 
 def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0) -> pathlib.Path:
@@ -42,10 +51,10 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
     columns = _columns(halves)
     for name, column in columns.items():
         _validate.check_not_empty(column, name)
-    settings = {"seed": seed, "jobs": _jobs_to_json(jobs), "witness": _jobs_to_json(witness_jobs(jobs))}
+    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
     if (directory / "run.json").exists():
-        there = read_json(directory / "run.json")
-        if there != {name: settings[name] for name in settings if name in there or name != "witness"}:
+        there = _read_run(directory)
+        if there not in (run, run._replace(witness=None)):
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
         halves_there = _columns(read_halves(directory))
         if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
@@ -57,8 +66,8 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
     directory.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **columns)
-    score_table.write_atomically(directory / "halves.npz", buffer.getvalue())
-    write_sealed(directory / "run.json", settings, ["halves.npz"])
+    _files.write_atomically(directory / "halves.npz", buffer.getvalue())
+    digests.write(directory / "run.json", _records.plain_object(run), ["halves.npz"])
     return directory
 
 
@@ -75,24 +84,24 @@ def score_half(
     source: data.Source,
     *,
     transform: data.Transform | None = None,
-    options: scoring.Options | None = None,
+    options: scoring.ScoringOptions | None = None,
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
-    A budget in `options` is that of this half.
+    A budget in `options` is that of the whole run: of the check of the model, both halves and all other tables in it.
     """
     directory = pathlib.Path(directory)
     _validate.check_choice(half, HALVES, "half")
-    run = read_json(directory / "run.json")
+    run = _read_run(directory)
     if half == "test":
-        jobs = [*(frozen_job(frozen) for frozen in read_calibrations(directory)), *_jobs(directory, "witness")]
+        jobs = [*(frozen_job(frozen) for frozen in read_calibrations(directory)), *_jobs(run.witness)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
     else:
-        jobs = _jobs(directory) + _jobs(directory, "witness")
+        jobs = _jobs(run.jobs) + _jobs(run.witness)
     split = getattr(read_halves(directory), half)
-    indices = shuffled(np.concatenate([split.member, split.heldout]), run["seed"])
+    indices = shuffled(np.concatenate([split.member, split.heldout]), run.seed)
     return scoring.score(
         denoiser,
         source,
@@ -100,8 +109,8 @@ def score_half(
         directory / half,
         indices=indices,
         transform=transform,
-        seed=run["seed"],
-        options=options,
+        seed=run.seed,
+        options=(options or scoring.ScoringOptions()).within(directory),
     )
 
 
@@ -121,24 +130,33 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     """
     directory = pathlib.Path(directory)
     asked = asked_labels(directory)
-    witness = [job for job in _jobs(directory, "witness") if job.label not in asked]
-    frozen = _calibrate_each(directory, _jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q")))
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [_calibration_to_json(c) for c in frozen]}
-    write_sealed(directory / "calibration.json", contents, ["run.json", "halves.npz", MANIFESTS["calibration"]])
+    witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
+    frozen = _calibrate_each(
+        directory, read_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
+    )
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
+    digests.write(directory / "calibration.json", contents, ["run.json", "halves.npz", MANIFESTS["calibration"]])
     return frozen
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
-    """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep."""
-    directory = pathlib.Path(directory)
-    return _calibrate_each(
-        directory, _jobs(directory), lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t"))
-    )
+    """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep.
+
+    Attacks that are not known here are left out.
+    """
+    directory, known = pathlib.Path(directory), attack_names()
+    jobs = _jobs([named for named in _read_run(directory).jobs if named[0] in known])
+    return _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t")))
 
 
 def asked_labels(directory: str | os.PathLike[str]) -> set[str]:
     """The rows that were asked for, as "attack@queries"; the witness of direction may be one more."""
-    return {job.label for job in _jobs(pathlib.Path(directory))}
+    return {job.label for job in read_jobs(directory)}
+
+
+def read_jobs(directory: str | os.PathLike[str]) -> list[Job]:
+    """Every attack and setting that calibration chooses from."""
+    return _jobs(_read_run(pathlib.Path(directory)).jobs)
 
 
 def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HALVES) -> evidence.Direction:
@@ -148,7 +166,7 @@ def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HA
     both, so that the same AUC is judged the same.
     """
     directory = pathlib.Path(directory)
-    witness, splits = _jobs(directory, "witness"), read_halves(directory)
+    witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
     for half in halves if witness else ():
         table = score_table.read_table(directory / half)
@@ -173,57 +191,62 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
 
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
-    return [_calibration_from_json(c) for c in read_json(pathlib.Path(directory) / "calibration.json")["calibrations"]]
+    path = pathlib.Path(directory) / "calibration.json"
+    return [Calibration.from_json(entry) for entry in _read_sealed(path).check().contents["calibrations"]]
+
+
+def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
+    """DIME with the population-exact angle, for audits without known members."""
+    _validate.check_timestep(setting["t"], schedule.num_steps, "timestep")
+    return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
 def evaluate_run(
     directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
-) -> dict[str, Any]:
-    """The frozen attacks on the test half's table; writes results.json and returns it."""
+) -> Evaluation:
+    """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
     results = evaluation(directory, fprs, confidence)
-    write_json(pathlib.Path(directory) / "results.json", results)
+    _files.write_json(pathlib.Path(directory) / "results.json", _records.plain(results))
     return results
 
 
 def evaluation(
     directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
-) -> dict[str, Any]:
+) -> Evaluation:
     """What `evaluate_run` writes."""
     directory = pathlib.Path(directory)
-    table, seed = score_table.read_table(directory / "test"), read_json(directory / "run.json")["seed"]
+    table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
     split = read_halves(directory).test
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
-        job = frozen_job(frozen)
-        pair = _pair(table, job, split)
+        pair = _pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         outcome = evaluate(frozen, pair, fprs, confidence, seed)
-        rows.append(result_row(outcome, job.queries, job.queries * table.seconds_per_query))
-    calibration = score_table.read_table(directory / "calibration")
+        rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
+    calibration_half = score_table.read_table(directory / "calibration")
     identity = table.manifest["identity"]
     check = model_check.read_check(directory, identity["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
     unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "results": rows,
-        "fingerprints": {
+    return Evaluation(
+        results=tuple(rows),
+        fingerprints={
             "model": identity["model"],
-            "calibration_data": calibration.manifest["identity"]["data"],
+            "calibration_data": calibration_half.manifest["identity"]["data"],
             "test_data": identity["data"],
         },
-        "precision": identity["precision"],
-        "seed": seed,
-        "queries_made": calibration.queries_made + table.queries_made + (check.queries if check else 0),
-        "model_check": None if check is None else check.to_json(),
-        "direction": read_direction(directory).to_json(),
-        "warnings": (warnings if excluded else []) + unsealed,
-    }
+        precision=identity["precision"],
+        seed=seed,
+        queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
+        model_check=check,
+        direction=read_direction(directory),
+        warnings=(*(warnings if excluded else ()), *unsealed),
+    )
 
 
 def frozen_job(frozen: Calibration) -> Job:
-    """What to ask the model for a frozen attack."""
-    return Job(get_attack(frozen.attack), frozen.setting)
+    """What to ask the model for a frozen attack; one that is not known here has nothing but its stored terms."""
+    return Job(describe_attack(frozen.attack), frozen.setting)
 
 
 def frozen_scores(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -> np.ndarray:
@@ -243,8 +266,8 @@ def run(
     *,
     seed: int = 0,
     transform: data.Transform | None = None,
-    options: scoring.Options | None = None,
-) -> dict[str, Any]:
+    options: scoring.ScoringOptions | None = None,
+) -> Evaluation:
     """All stages in their order; every stage that was finished before costs nothing again."""
     directory = begin(directory, jobs, halves, seed)
     score_half(directory, "calibration", denoiser, source, transform=transform, options=options)
@@ -253,40 +276,38 @@ def run(
     return evaluate_run(directory)
 
 
-def result_row(outcome: Outcome, queries: int, seconds: float) -> dict[str, Any]:
-    """One row of results.json."""
-    calibration, metrics = outcome.calibration, outcome.metrics
-    phi = {} if calibration.phi is None else {"phi": calibration.phi}
-    return {
-        "attack": calibration.attack,
-        "setting": {**calibration.setting, **phi},
-        "auc": metrics.auc._asdict(),
-        "asr": metrics.asr._asdict(),
-        "tpr_at_1pct_fpr": metrics.tpr_at_fpr[0.01]._asdict(),
-        "attained_fpr": metrics.attained_fpr[0.01],
-        "false_positives": metrics.false_positives[0.01],
-        "at_threshold": {
-            "tau": _finite(calibration.tau),
-            "tpr": outcome.at_threshold.tpr,
-            "fpr": outcome.at_threshold.fpr,
-        },
-        "queries_per_image": queries,
-        "seconds_per_image": seconds,
-    }
+def result_row(outcome: Outcome, seconds: float) -> ResultRow:
+    """One row of the results."""
+    frozen, metrics = outcome.calibration, outcome.metrics
+    return ResultRow(
+        attack=frozen.attack,
+        setting={**frozen.setting, **frozen.parameters},
+        auc=metrics.auc,
+        asr=metrics.asr,
+        tpr_at_1pct_fpr=metrics.tpr_at_fpr[0.01],
+        attained_fpr=metrics.attained_fpr[0.01],
+        false_positives=metrics.false_positives[0.01],
+        at_threshold=AtThreshold(frozen.threshold, outcome.at_threshold.tpr, outcome.at_threshold.fpr),
+        queries_per_image=frozen.queries,
+        seconds_per_image=seconds,
+    )
 
 
 def _columns(halves: Halves) -> dict[str, np.ndarray]:
     return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
 
 
-def _jobs(directory: pathlib.Path, which: str = "jobs") -> list[Job]:
-    """The run's "jobs", or those of its "witness"."""
-    run = read_json(directory / "run.json")
-    return [Job(get_attack(name), setting) for name, setting in run.get(which, [])]
+def _jobs(named: Sequence[tuple[str, Setting]] | None) -> list[Job]:
+    return [Job(get_attack(name), setting) for name, setting in named or ()]
 
 
-def _jobs_to_json(jobs: Sequence[Job]) -> list[list[str | dict[str, int | float]]]:
-    return [[job.attack.name, dict(job.setting)] for job in jobs]
+def _named(jobs: Sequence[Job]) -> list[tuple[str, Setting]]:
+    return [(job.attack.name, dict(job.setting)) for job in jobs]
+
+
+def _read_run(directory: pathlib.Path) -> _Run:
+    path = directory / "run.json"
+    return _records.parse(_Run, _read_sealed(path).check().contents, str(path))
 
 
 def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
@@ -297,45 +318,10 @@ def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     return TermPair(*sides)
 
 
-def _calibration_to_json(calibration: Calibration) -> dict[str, Any]:
-    stats = None if calibration.stats is None else calibration.stats._asdict()
-    return {**calibration._asdict(), "stats": stats, "tau": _finite(calibration.tau)}
-
-
-def _calibration_from_json(contents: dict[str, Any]) -> Calibration:
-    stats = None if contents["stats"] is None else DimeStats(**contents["stats"])
-    tau = -np.inf if contents["tau"] is None else contents["tau"]
-    return Calibration(**{**contents, "stats": stats, "tau": tau})
-
-
-def _finite(tau: float) -> float | None:
-    """JSON has no infinity: None where no threshold beats calling nobody a member."""
-    return tau if np.isfinite(tau) else None
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON file of the run, without its digests.
-
-    Raises:
-      ValueError: if it, or a file whose digest it holds, is damaged or missing; if it was never written, the error says
-        which stage comes first.
-    """
-    return _read_sealed(path).check().contents
-
-
 def _read_sealed(path: pathlib.Path) -> digests.Sealed:
+    """A JSON file of the run; if it was never written, the error says which stage comes first."""
     try:
         return digests.read(path)
     except FileNotFoundError:
         before = {"run.json": "start a run", "calibration.json": "calibrate"}.get(path.name, "run the stage before")
         raise ValueError(f"no {path}: {before} first") from None
-
-
-def write_json(path: pathlib.Path, contents: Any) -> None:
-    """Write a file of the run that can be made again, completely or not at all."""
-    score_table.write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
-
-
-def write_sealed(path: pathlib.Path, contents: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Write a file of the run with its digest and those of the files beside it that it goes with."""
-    score_table.write_atomically(path, digests.seal(contents, digests.digests_of(path.parent, files)))

@@ -6,13 +6,15 @@ t = 0, where ᾱ = 0.9999.)
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax.typing import ArrayLike
 
 from dime_jax import _validate
+from dime_jax._typing import Array
 
 
 @functools.partial(
@@ -27,33 +29,41 @@ class NoiseSchedule:
     A pytree, so that it can be an argument of a jitted function: all schedules of one length share one compilation.
     """
 
-    abar_table: Any
-    sqrt_abar_table: Any
-    sigma_table: Any
+    abar_table: Array
+    sqrt_abar_table: Array
+    sigma_table: Array
 
     @property
     def num_steps(self) -> int:
         """T, the number of timesteps."""
         return self.abar_table.shape[0]
 
-    def abar(self, t: Any) -> jax.Array:
+    def abar(self, t: ArrayLike) -> jax.Array:
         """ᾱ_t = ∏_{s ≤ t} (1 - β_s), of the shape of t."""
         return self._look_up(self.abar_table, t)
 
-    def sqrt_abar(self, t: Any) -> jax.Array:
+    def sqrt_abar(self, t: ArrayLike) -> jax.Array:
         """√ᾱ_t, the scale of the image at t."""
         return self._look_up(self.sqrt_abar_table, t)
 
-    def sigma(self, t: Any) -> jax.Array:
+    def sigma(self, t: ArrayLike) -> jax.Array:
         """σ_t = √(1 - ᾱ_t), the noise level at t."""
         return self._look_up(self.sigma_table, t)
 
-    def _look_up(self, table: Any, t: Any) -> jax.Array:
+    def scaled(self, x: jax.Array, t: ArrayLike) -> jax.Array:
+        """g = √ᾱ_t x: the image where its noised versions are centred."""
+        return per_image(self.sqrt_abar(t), x) * x
+
+    def noised(self, x: jax.Array, noise: ArrayLike, t: ArrayLike) -> jax.Array:
+        """x_t = √ᾱ_t x + σ_t · noise."""
+        return self.scaled(x, t) + per_image(self.sigma(t), x) * noise
+
+    def _look_up(self, table: Array, t: ArrayLike) -> jax.Array:
         _validate.check_timestep(t, self.num_steps)
         return jnp.asarray(table)[t]
 
 
-def schedule_from_betas(betas: Any) -> NoiseSchedule:
+def schedule_from_betas(betas: npt.ArrayLike) -> NoiseSchedule:
     """The schedule with the given β_0 … β_{T-1}, each in (0, 1]; β = 1 (zero terminal SNR) gives ᾱ = 0 from then on."""
     betas = np.asarray(betas, np.float64)
     if betas.ndim != 1 or betas.size == 0:
@@ -69,13 +79,25 @@ def schedule_from_betas(betas: Any) -> NoiseSchedule:
 
 
 def linear_schedule(num_steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> NoiseSchedule:
-    """β linear in t (Ho et al. 2020): what DDPM and Guided Diffusion checkpoints were trained with, by default."""
+    """β linear in t (Ho et al. 2020): what DDPM and Guided Diffusion checkpoints were trained with, by default.
+
+    Args:
+      num_steps: T.
+      beta_start: β_0.
+      beta_end: β_{T-1}.
+    """
     _validate.check_at_least(num_steps, 1, "num_steps")
     return schedule_from_betas(np.linspace(beta_start, beta_end, num_steps, dtype=np.float64))
 
 
 def cosine_schedule(num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> NoiseSchedule:
-    """ᾱ_t ∝ cos²(((t/T + s)/(1 + s)) π/2), β clipped at `max_beta` (Nichol & Dhariwal 2021)."""
+    """ᾱ_t ∝ cos²(((t/T + s)/(1 + s)) π/2), β clipped at `max_beta` (Nichol & Dhariwal 2021).
+
+    Args:
+      num_steps: T.
+      offset: s, which keeps β_0 from being too small.
+      max_beta: the largest β.
+    """
     return schedule_from_betas(cosine_betas(num_steps, offset, max_beta))
 
 
@@ -86,7 +108,7 @@ def cosine_betas(num_steps: int = 1000, offset: float = 0.008, max_beta: float =
     return np.minimum(1 - level[1:] / level[:-1], max_beta)
 
 
-def per_image(coefficient: Any, x: jax.Array) -> jax.Array:
+def per_image(coefficient: ArrayLike, x: jax.Array) -> jax.Array:
     """Give a scalar or [B] coefficient the rank and dtype of the batch x, ready to multiply it."""
     coefficient = jnp.asarray(coefficient, x.dtype)
     return coefficient.reshape(coefficient.shape + (1,) * (x.ndim - coefficient.ndim))

@@ -11,7 +11,6 @@ An interrupted run continues when it is started again. For several hosts see `ex
 
 import json
 import pathlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,16 +18,19 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 from checkpoints_convert.options import ConversionOptions
-from dime_jax import checkpoints, data, model_check, pipeline, planning, scoring, training
+from dime_jax import _files, checkpoints, data, model_check, opening, pipeline, scoring, training
+from dime_jax._distributed import on_first_process, together
+from dime_jax._typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
-from dime_jax.denoiser import Denoiser
+from dime_jax.denoiser import OWN, Denoiser
+from dime_jax.evaluation import Evaluation
+from dime_jax.findings import json_files
 from dime_jax.ideal import IdealDenoiser
-from dime_jax.processes import on_first_process, together
-from dime_jax.query_ledger import Budget
 from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
-from dime_jax.score_table import write_atomically
+from dime_jax.scoring import planning
+from dime_jax.scoring.query_ledger import Budget
 from experiments import generated
 from experiments.launch import launch
 from experiments.study import Study, generated_directory, open_study
@@ -39,7 +41,13 @@ FILES = ("data.split_file", "attack.checkpoint", "attack.model_flags", "attack.m
 
 
 def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoiser:
-    """The model that `config.attack.model` names (see `configs.attack_section`)."""
+    """The model that `config.attack.model` names (see `configs.attack_section`).
+
+    Args:
+      config: the study's.
+      workdir: where a trained or converted model is.
+      study: whose members a trained model, or the closed form, has seen.
+    """
     attack = config.attack
     if attack.model == "closed_form":
         transform = data.transform_for(study.source, tuple(attack.image_shape))
@@ -54,15 +62,21 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     else:
         model = attack.model
     if jax.process_count() > 1:  # one of them converts what has to be converted
-        on_first_process(lambda: checkpoints.open_model(model, workdir, options))
-    return together(lambda: checkpoints.open_model(model, workdir, options)).denoiser
+        on_first_process(lambda: opening.open_model(model, workdir, options))
+    return together(lambda: opening.open_model(model, workdir, options)).denoiser
 
 
 def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None:
-    """Refuse a model that was trained on other images than the config's members, or by another recipe."""
+    """Refuse a model that was trained on other images than the config's members, or by another recipe.
+
+    Args:
+      config: with the recipe that is expected.
+      model: the model directory.
+      study: whose members are expected.
+    """
     if not model.exists():
         raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
-    metadata, recipe = checkpoints.read_spec_file(model)["metadata"], training.Recipe(**config.train.recipe)
+    metadata, recipe = checkpoints.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
     images = {
         "count": len(study.split.member),
         "fingerprint": data.fingerprint(study.source, study.split.member),
@@ -87,14 +101,14 @@ def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path,
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:
     """Every attack at every setting of its grid, from `config.attack`."""
     jobs = []
-    for name in attack.names or attack_names():
+    for name in attack.names or attack_names((OWN,)):
         values = attack.grids.get(name, attack.grids.get("all"))
         settings = grid(**values) if values else None
-        jobs += planning.grid_jobs([name], attack.profile, attack.tiers or None, settings)
+        jobs += planning.grid_jobs([name], attack.profile, attack.budgets or None, settings)
     return jobs
 
 
-def without_places(config: ConfigDict) -> dict[str, Any]:
+def without_places(config: ConfigDict) -> JsonObject:
     """The config's values for the record: files by their names and sources by their kinds, not where they lie here.
 
     What they held is told by the fingerprints in the score tables.
@@ -109,8 +123,8 @@ def without_places(config: ConfigDict) -> dict[str, Any]:
     return values
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> dict[str, Any]:
-    """Run or finish the experiment; everything it makes is in `workdir`. Returns results.json.
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> Evaluation:
+    """Run or finish the experiment; everything it makes is in `workdir`. Returns what results.json holds.
 
     Args:
       config: with the sections of `configs.attack_section`.
@@ -123,7 +137,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
     transform = data.get_transform(attack.transform, denoiser.image_shape) if attack.transform else None
-    options = scoring.Options(
+    options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
     halves = data.halves(
@@ -139,7 +153,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     def begin() -> None:
         pipeline.begin(directory, jobs, halves, config.seed)
         record = {"file": config_file, "config": without_places(config)}
-        write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+        _files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
     # `pipeline.run`, with the stages that write a file for all left to one process.
     on_first_process(begin)
@@ -151,7 +165,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     on_first_process(lambda: pipeline.calibrate_run(directory))
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.evaluate_run(directory))
-    return json.loads((directory / "results.json").read_text())
+    return json_files.read_results(directory)
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:

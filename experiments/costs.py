@@ -21,10 +21,11 @@ import numpy as np
 from absl import app, flags
 
 from checkpoints_convert import guided
-from dime_jax import models, planning, scoring
+from dime_jax import models, scoring
 from dime_jax.denoiser import PRECISION
 from dime_jax.models import ModelSpec
 from dime_jax.schedule import linear_schedule
+from dime_jax.scoring import planning
 from experiments.attack import jobs_of
 
 STUDIES = {"cifar10": "ddpm", "cifar100": "ddpm", "stl10u": "ddpm", "celeba": "ddpm", "imagenet256": "guided"}
@@ -83,7 +84,12 @@ def seconds_per_query(spec: ModelSpec) -> float:
 
 
 def to_markdown(costs: Sequence[Cost], seconds: dict[str, float]) -> str:
-    """A table; with hours on one device where the time of the study's network is known."""
+    """A table; with hours on one device where the time of the study's network is known.
+
+    Args:
+      costs: a row each.
+      seconds: measured time of a query, by network.
+    """
     lines = ["| study | calibration: images x queries | test: images x queries, at most | all, at most | hours |"]
     lines.append("|---|---:|---:|---:|---:|")
     for one in costs:

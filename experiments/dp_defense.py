@@ -19,9 +19,8 @@ from typing import NamedTuple
 import jax
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate, training
-from dime_jax.processes import on_first_process
-from dime_jax.score_table import write_atomically
+from dime_jax import _files, _validate, training
+from dime_jax._distributed import on_first_process
 from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch
@@ -54,8 +53,8 @@ def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
     """Train an arm, or finish its training; returns the model directory."""
     section, budget = arm.config.train, arm.config.dp
     study = open_study(arm.config, workdir)
-    spec, recipe, members = model_spec(arm.config), training.Recipe(**section.recipe), study.split.member
-    options = training.Options(
+    spec, recipe, members = model_spec(arm.config), training.TrainingRecipe(**section.recipe), study.split.member
+    options = training.TrainingOptions(
         log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
     )
     if arm.epsilon is not None:
@@ -79,7 +78,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         _timed(directory, "train", train_arm, arm, directory)
         _timed(directory, "attack", attack.run, arm.config, directory, config_file)
     table = dp_table.read_table(workdir)
-    on_first_process(lambda: write_atomically(workdir / "dp_table.md", dp_table.to_section(table).encode()))
+    on_first_process(lambda: _files.write_atomically(workdir / "dp_table.md", dp_table.to_section(table).encode()))
     return table
 
 
@@ -94,7 +93,7 @@ def _timed(directory: pathlib.Path, stage: str, work: Callable[..., object], *ar
     work(*args)
     if stage not in known and jax.process_index() == 0:
         known[stage] = {"seconds": round(time.monotonic() - start, 1), "continued": continued}
-        write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
+        _files.write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:

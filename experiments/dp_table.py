@@ -8,12 +8,13 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from dime_jax import metrics
+from dime_jax._typing import JsonObject
 from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.training.dp import PRIVACY_FILE
 from dime_jax.training.records import read_records
@@ -25,13 +26,13 @@ CONFIDENCE = 0.95
 POWER = 0.8
 
 
-class Arm(NamedTuple):
+class ArmResult(NamedTuple):
     """One model of the study and its attack; what a private one spent is its privacy.json."""
 
     run: Run
-    privacy: Mapping[str, Any] | None
+    privacy: JsonObject | None
     final_loss: float
-    seconds: Mapping[str, Mapping[str, Any]]
+    seconds: Mapping[str, JsonObject]
 
     @property
     def epsilon(self) -> float | None:
@@ -52,11 +53,11 @@ class Arm(NamedTuple):
 class DpTable(NamedTuple):
     """The arms with privacy by rising ε, and then the one without, as in the paper."""
 
-    private: tuple[Arm, ...]
-    vanilla: Arm
+    private: tuple[ArmResult, ...]
+    vanilla: ArmResult
 
     @property
-    def arms(self) -> tuple[Arm, ...]:
+    def arms(self) -> tuple[ArmResult, ...]:
         """All of them."""
         return (*self.private, self.vanilla)
 
@@ -90,12 +91,12 @@ def read_table(workdir: str | os.PathLike[str]) -> DpTable:
     return DpTable(tuple(private), vanilla[0])
 
 
-def _read_arm(directory: pathlib.Path) -> Arm:
-    def read(path: pathlib.Path) -> Any:
+def _read_arm(directory: pathlib.Path) -> ArmResult:
+    def read(path: pathlib.Path) -> JsonObject | None:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     run = read_run(directory / "attack")
-    return Arm(
+    return ArmResult(
         run,
         read(directory / "model" / PRIVACY_FILE),
         (read_records(directory / "train") or [{"loss": np.nan}])[-1]["loss"],
@@ -103,21 +104,21 @@ def _read_arm(directory: pathlib.Path) -> Arm:
     )
 
 
-def _test_images(arm: Arm) -> str:
-    return arm.run.results["fingerprints"]["test_data"]
+def _test_images(arm: ArmResult) -> str:
+    return arm.run.results.fingerprints["test_data"]
 
 
 # ---------------------------------------------------------------------------------------------------- what it can show
 
 
-def check(arm: Arm) -> Check:
+def check(arm: ArmResult) -> Check:
     """Whether anything that was measured speaks against the guarantee of a private arm."""
     assert arm.privacy is not None
     epsilon, delta, run = arm.privacy["epsilon"], arm.privacy["delta"], arm.run
     above = [
         row.title
         for row in run.rows
-        if row.result["tpr_at_1pct_fpr"]["value"] > dp_tpr_bound(row.result["attained_fpr"], epsilon, delta)
+        if row.result.tpr_at_1pct_fpr.value > dp_tpr_bound(row.result.attained_fpr, epsilon, delta)
     ]
     each = 1 - (1 - CONFIDENCE) / len(run.rows)
     refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
@@ -125,8 +126,15 @@ def check(arm: Arm) -> Check:
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:
-    """The lower bound on ε from one attack; the study assigned membership at random, before training."""
-    ((member, heldout),) = run.pair(row)
+    """The lower bound on ε from one attack; the study assigned membership at random, before training.
+
+    Args:
+      run: one arm's.
+      row: the attack.
+      delta: δ of the guarantee.
+      confidence: the probability with which the bound holds.
+    """
+    member, heldout = run.scores(row)
     return epsilon_lower_bound(member, heldout, delta, confidence, randomised=True)
 
 
@@ -154,32 +162,32 @@ def to_markdown(table: DpTable) -> str:
     """Two tables, of baselines and of DIME's variants: ε as rows, methods as columns, three rates in a cell."""
     rows = table.vanilla.run.rows
     groups = (
-        [number for number, row in enumerate(rows) if row.attack in tables.BASELINES],
-        [number for number, row in enumerate(rows) if row.attack not in tables.BASELINES],
+        [number for number, row in enumerate(rows) if row.is_baseline],
+        [number for number, row in enumerate(rows) if not row.is_baseline],
     )
     return "\n".join(_markdown([_header(table, group), *_lines(table, group)]) for group in groups if group)
 
 
 def _header(table: DpTable, columns: Sequence[int]) -> list[str]:
-    return ["", *(table.vanilla.run.rows[number].title for number in columns)]
+    return [""] + [table.vanilla.run.rows[number].title for number in columns]
 
 
 def _lines(table: DpTable, columns: Sequence[int]) -> list[list[str]]:
-    return [[arm.title, *(_cell(arm, arm.run.rows[number]) for number in columns)] for arm in table.arms]
+    return [[arm.title] + [_cell(arm, arm.run.rows[number]) for number in columns] for arm in table.arms]
 
 
-def _cell(arm: Arm, row: Row) -> str:
+def _cell(arm: ArmResult, row: Row) -> str:
     """ASR, AUC and TPR@1%FPR with intervals, and the paper's values where the setting is the paper's."""
     published = paper_values.published(arm.run.study, arm.epsilon) if is_papers_setting(arm) else {}
     paper = published.get((row.attack, row.q))
     parts = []
     for name, label in tables.METRICS.items():
-        ours = f"{label} {_percent(metrics.Estimate(**row.result[name]))}"
+        ours = f"{label} {tables.percent(row.estimate(name))}"
         parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
     return "<br>".join(parts)
 
 
-def is_papers_setting(arm: Arm) -> bool:
+def is_papers_setting(arm: ArmResult) -> bool:
     """Whether the paper's values belong beside this arm's: its variant, with nothing changed but where data lie."""
     expected = {"data.source", "dp.epsilon"}
     if arm.epsilon is None:
@@ -209,28 +217,25 @@ def _summary(table: DpTable) -> str:
         if arm.privacy is not None:
             spent, noise = f"{arm.privacy['epsilon']:.3f}", f"{arm.privacy['noise_multiplier']:g}"
             drop = _drop(table.vanilla, arm)
-            behind, p_value = _percent(drop.auc_difference), f"{drop.p_value:.1g}"
+            behind, p_value = tables.percent(drop.auc_difference), f"{drop.p_value:.1g}"
         bound = lower_bound(arm.run, best, delta)
         seconds = ", ".join(_duration(arm.seconds.get(stage)) for stage in ("train", "attack"))
-        auc = _percent(metrics.Estimate(**best.result["auc"]))
+        auc = tables.percent(best.estimate("auc"))
         found = f"{bound.epsilon:.2f} (at most {bound.ceiling:.2f})"
         lines.append([arm.title, spent, noise, loss, best.title, auc, behind, p_value, found, seconds])
     return _markdown(lines)
 
 
-def _drop(vanilla: Arm, arm: Arm) -> metrics.Comparison:
+def _drop(vanilla: ArmResult, arm: ArmResult) -> metrics.Comparison:
     """Vanilla's AUC minus the arm's, for the attack that is the arm's best, on the same images."""
-    theirs, ours = (one.run.rows[arm.best].scores for one in (vanilla, arm))
-    usable = np.isfinite(theirs) & np.isfinite(ours)
-    member, heldout = usable & arm.run.member, usable & ~arm.run.member
-    return metrics.compare(
-        (theirs[member], theirs[heldout]), (ours[member], ours[heldout]), seed=arm.run.config["seed"]
-    )
+    theirs, ours = arm.run.paired_scores(vanilla.run.rows[arm.best], arm.run.rows[arm.best])
+    return metrics.compare(theirs, ours, seed=arm.run.config["seed"])
 
 
 def verdict(table: DpTable) -> str:
     """What was checked, and what the test could have found at this size."""
-    members, heldout = table.vanilla.run.sizes[1]
+    test = table.vanilla.run.halves.test
+    members, heldout = len(test.member), len(test.heldout)
     ceiling = check(table.private[0]).bound.ceiling
     lines = [
         f"With {members} + {heldout} test images an attack is found (one-sided test at 5 %) with probability 80 % if "
@@ -264,12 +269,11 @@ def to_section(table: DpTable) -> str:
     """The section of the results page: settings, both tables, the summary and what they are worth."""
     run = table.vanilla.run
     recipe, section = run.config["train"]["recipe"], run.config["dp"]
-    calibration, test = (f"{members} + {heldout}" for members, heldout in run.sizes)
     privacy = table.private[0].privacy or {}
     overrides = {name: value for name, value in table.private[0].run.overrides().items() if name != "dp.epsilon"}
     one_recipe = section["vanilla"]["batches"] == "poisson" and not section["vanilla"]["recipe"]
     facts = {
-        "config": f"`experiments/configs/{run.study}.py`, variant `{run.variant}`",
+        "config": f"`{run.config_file}`, variant `{run.variant}`",
         "changed": ", ".join(f"`{name}={value}`" for name, value in overrides.items()) or "nothing",
         "training": f"{privacy.get('images')} images, {recipe['steps']:,} updates, Poisson batches of "
         f"{recipe['batch_size']} expected images, clip norm {section['clip_norm']:g}, δ = {section['delta']:g}, "
@@ -277,15 +281,15 @@ def to_section(table: DpTable) -> str:
         "recipes": "one for all rows, which differ in clipping and noise only"
         if one_recipe
         else "the authors', which differ between the private rows and vanilla",
-        "members + held-out images": f"calibration {calibration}, test {test}",
+        "members + held-out images": run.image_counts,
         "seed": run.config["seed"],
     }
-    command = f"python -m experiments.dp_defense --config=experiments/configs/{run.study}.py:{run.variant} --workdir=W"
+    command = f"python -m experiments.dp_defense --config={run.config_file}:{run.variant} --workdir=W"
     title = tables.TITLES.get(run.study, f"DP-SGD, {run.study}")
     return "\n".join(
         [
             f"## {title} ({run.name})\n",
-            *(f"- {name}: {value}" for name, value in facts.items()),
+            tables.facts_list(facts),
             "\n```",
             f"{command} {config_flags(overrides)}".rstrip(),
             "```\n",
@@ -297,15 +301,10 @@ def to_section(table: DpTable) -> str:
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return tables.markdown_lines([lines[0], ["---"] * len(lines[0]), *lines[1:]])
 
 
-def _percent(estimate: metrics.Estimate) -> str:
-    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _duration(stage: Mapping[str, Any] | None) -> str:
+def _duration(stage: JsonObject | None) -> str:
     if stage is None:
         return "?"
     return f"{stage['seconds']:,.0f}" + (" (continued)" if stage["continued"] else "")

@@ -15,13 +15,11 @@ from the ideal denoiser of its own members, which the paper leaves open.
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from absl import app, flags, logging
 from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import pipeline
 from dime_jax.report import figures
 from experiments import attack, model_figures, run_figures, synthetic
 from experiments.configs import digits_figures
@@ -29,7 +27,7 @@ from experiments.configs import synthetic as synthetic_config
 from experiments.runs import Run, read_run
 from experiments.study import open_study
 
-RUN_FIGURES: dict[str, tuple[Callable[[Sequence[Run]], Any], Callable[[Any], Figure]]] = {
+RUN_FIGURES: dict[str, tuple[Callable[[Sequence[Run]], object], Callable[..., Figure]]] = {
     "distributions": (run_figures.distributions, run_figures.draw_distributions),
     "stability": (run_figures.stability, run_figures.draw_stability),
     "frontier": (run_figures.frontier, run_figures.draw_frontier),
@@ -45,16 +43,23 @@ def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
             synthetic.save_study(output, name, compute(runs), draw)
 
 
-def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) -> None:
-    """The figures that ask the model, on the halves of the run in `workdir`."""
+def draw_model(config: ConfigDict, workdir: pathlib.Path, run: Run, output: pathlib.Path) -> None:
+    """The figures that ask the model, on the halves of a run.
+
+    Args:
+      config: the run's, with a section `figures`.
+      workdir: where the run and its model are.
+      run: made from that config in that workdir.
+      output: where the figures go.
+    """
     study = open_study(config, workdir)
     denoiser = attack.load_model(config, workdir, study)
-    halves, shape = pipeline.read_halves(workdir / "attack"), denoiser.image_shape
-    calibration, test = (model_figures.read_half(study, half, shape) for half in halves)
+    shape, section = denoiser.image_shape, config.figures
+    calibration = model_figures.read_half(study, run.halves.calibration, shape)
+    test = model_figures.read_half(study, run.halves.test, shape)
     train = model_figures.read_images(study, study.split.member, shape)
-    section = config.figures
     effect = model_figures.norm_effect(denoiser, calibration, test, section.p, section.norm_timesteps)
-    few = model_figures.Images(*(side[: section.gap_images] for side in test))
+    few = model_figures.Images(test.member[: section.gap_images], test.heldout[: section.gap_images])
     gap = model_figures.ideal_gap(denoiser, train, few, section.gap_timesteps, config.seed)
     with figures.style():
         synthetic.save_study(output, "norm_effect", effect, model_figures.draw_norm_effect)
@@ -66,8 +71,9 @@ def draw_all(output: pathlib.Path, variant: str = "laptop") -> None:
     synthetic.run(synthetic_config.get_config("smoke" if variant == "smoke" else "paper"), output)
     config, workdir = digits_figures.get_config(variant), output / "digits"
     attack.run(config, workdir, f"experiments/configs/digits_figures.py:{variant}")
-    draw_runs([read_run(workdir / "attack")], output)
-    draw_model(config, workdir, output)
+    run = read_run(workdir / "attack")
+    draw_runs([run], output)
+    draw_model(config, workdir, run, output)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,13 @@ _GUIDED_FLAGS = {
 
 
 def generate(section: ConfigDict, directory: pathlib.Path, seed: int) -> None:
-    """Write what `config.data` describes, and a checkpoint, into `directory`; what is there is kept."""
+    """Write what `config.data` describes, and a checkpoint, into `directory`; what is there is kept.
+
+    Args:
+      section: `config.data`.
+      directory: where the files go.
+      seed: for all that is random in them.
+    """
     if directory.exists():
         return
     building = directory.with_name(f".{directory.name}")  # renamed when complete: a killed run leaves no half of it
@@ -85,8 +91,13 @@ def kind_of(uri: str) -> str:
 def _images(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
     """Random colour gradients, uint8 [count, height, width, 3]."""
     corners = rng.uniform(0, 255, (count, 2, 2, 3))
-    y, x = (np.stack([1 - ramp, ramp]) for ramp in (np.linspace(0, 1, height), np.linspace(0, 1, width)))
-    return np.round(np.einsum("nijc,ih,jw->nhwc", corners, y, x)).astype(np.uint8)
+    return np.round(np.einsum("nijc,ih,jw->nhwc", corners, _fade(height), _fade(width))).astype(np.uint8)
+
+
+def _fade(size: int) -> np.ndarray:
+    """Weights of two opposite edges [2, size], from all of the first to all of the second."""
+    ramp = np.linspace(0, 1, size)
+    return np.stack([1 - ramp, ramp])
 
 
 def _write_cifar(folder: pathlib.Path, rng: np.random.Generator, files: list[str], label_bytes: int) -> None:
@@ -156,7 +167,8 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
         architecture = guided.setting_from_flags(_GUIDED_FLAGS).architecture
         contents: object = _random_state(guided.DIALECT, architecture, rng)
     else:
-        raw, ema = (_random_state(secmi.DIALECT, _DDPM, rng) for _ in range(2))
+        raw = _random_state(secmi.DIALECT, _DDPM, rng)
+        ema = _random_state(secmi.DIALECT, _DDPM, rng)
         contents = {"net_model": raw, "ema_model": ema, "step": 0, "x_T": np.zeros((1, 3, 32, 32), np.float32)}
     torch_writer.write_zip(directory / CHECKPOINT, contents)
 

@@ -6,18 +6,21 @@ are known, its distance from the object that the theory is about can be measured
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from matplotlib.figure import Figure
 from scipy import stats
 
 import dime_jax as dj
 from dime_jax import data, metrics
+from dime_jax._typing import PyTree
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
 from dime_jax.report import figures
+from experiments.runs import Scores
 from experiments.study import Study
 
 _BATCH = 64
@@ -38,7 +41,7 @@ def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -
 
 def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> Images:
     """Both sides of a half."""
-    return Images(*(read_images(study, side, image_shape) for side in (half.member, half.heldout)))
+    return Images(read_images(study, half.member, image_shape), read_images(study, half.heldout, image_shape))
 
 
 # ------------------------------------------------------------------------------------------------------- the norm's p
@@ -58,41 +61,62 @@ ATTACKS: dict[str, Callable[..., jax.Array]] = {"SimA": dj.sima, "PIA": dj.pia}
 def norm_effect(
     denoiser: Denoiser, calibration: Images, test: Images, p: Sequence[float], timesteps: Sequence[int]
 ) -> NormEffect:
-    """PIA and SimA with other norms than the published ones: the timestep by calibration AUC, then the test half."""
+    """PIA and SimA with other norms than the published ones: the timestep by calibration AUC, then the test half.
+
+    Args:
+      denoiser: the model, whose members are known.
+      calibration: images that choose the timestep.
+      test: images that are measured.
+      p: the norms to compare; may hold infinity.
+      timesteps: those to choose from.
+    """
     labels = ["∞" if np.isinf(order) else f"{order:g}" for order in p]
     numbers = NormEffect(labels, {attack: [] for attack in ATTACKS}, {attack: [] for attack in ATTACKS})
     for attack in ATTACKS:
-        calibrates, tests = (
-            [norm_scores(denoiser, attack, side, p, timesteps) for side in half] for half in (calibration, test)
-        )
+        chooses = norm_scores(denoiser, attack, calibration, p, timesteps)
+        tests = norm_scores(denoiser, attack, test, p, timesteps)
         for order in range(len(p)):
-            aucs = [metrics.auc(*(side[order, t] for side in calibrates)) for t in range(len(timesteps))]
+            aucs = [metrics.auc(chooses.member[order, t], chooses.heldout[order, t]) for t in range(len(timesteps))]
             best = int(np.argmax(aucs))
-            member, heldout = (side[order, best] for side in tests)
-            numbers.auc[attack].append(metrics.evaluate(member, heldout, fprs=()).auc)
+            outcome = metrics.evaluate(tests.member[order, best], tests.heldout[order, best], fprs=())
+            numbers.auc[attack].append(outcome.auc)
             numbers.t[attack].append(timesteps[best])
     return numbers
 
 
 def norm_scores(
-    denoiser: Denoiser, attack: str, images: np.ndarray, p: Sequence[float], timesteps: Sequence[int]
-) -> np.ndarray:
-    """Scores [p, timesteps, n] of one attack."""
+    denoiser: Denoiser, attack: str, images: Images, p: Sequence[float], timesteps: Sequence[int]
+) -> Scores:
+    """Scores of one attack on both sides.
+
+    Args:
+      denoiser: asked once for each image and timestep: other norms of one response cost no queries.
+      attack: a key of `ATTACKS`.
+      images: of both sides.
+      p: norms.
+      timesteps: where the model is asked.
+
+    Returns:
+      Scores [p, timesteps, n] of each side.
+    """
     ask = _remembering(denoiser.eps_fn())
-    batches = np.split(images, range(_BATCH, len(images), _BATCH))
-    scores = [
-        [np.concatenate([ATTACKS[attack](ask, denoiser.schedule, x, t, p=order) for x in batches]) for t in timesteps]
-        for order in p
-    ]
-    return np.array(scores)
+
+    def scores(side: np.ndarray) -> np.ndarray:
+        batches = np.split(side, range(_BATCH, len(side), _BATCH))
+        return np.array([[score(batches, t, order) for t in timesteps] for order in p])
+
+    def score(batches: Sequence[np.ndarray], t: int, order: float) -> np.ndarray:
+        return np.concatenate([ATTACKS[attack](ask, denoiser.schedule, x, t, p=order) for x in batches])
+
+    return Scores(scores(images.member), scores(images.heldout))
 
 
 def _remembering(eps_fn: EpsFn) -> EpsFn:
     """The same answers, asked for once: other norms of one response cost no queries."""
-    known: dict[tuple[int, bytes], Any] = {}
+    known: dict[tuple[int, bytes], jax.Array] = {}
 
-    def eps(x: Any, t: Any) -> Any:
-        key = (int(t), np.asarray(x).tobytes())
+    def eps(x: jax.Array, t: ArrayLike) -> jax.Array:
+        key = (int(np.asarray(t)), np.asarray(x).tobytes())
         if key not in known:
             known[key] = eps_fn(x, t)
         return known[key]
@@ -137,7 +161,15 @@ class IdealGap(NamedTuple):
 
 
 def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: Images, timesteps: Sequence[int], seed: int) -> IdealGap:
-    """ε and crowding of the network and of the ideal denoiser of `train`, on some members and held-out images."""
+    """ε and crowding of the network and of the ideal denoiser of `train`, on some members and held-out images.
+
+    Args:
+      denoiser: a network that JAX can differentiate.
+      train: everything that it was trained on [n, H, W, C].
+      images: what both are asked about.
+      timesteps: where they are asked.
+      seed: for the noise.
+    """
     schedule, ideal = denoiser.schedule, dj.IdealDenoiser(train, denoiser.schedule)
     x = np.concatenate(images)
     is_member = np.arange(len(x)) < len(images.member)
@@ -183,7 +215,7 @@ def network_trace(denoiser: Denoiser, g: np.ndarray, t: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _diagonal(apply: ApplyFn, params: Any, g: jax.Array, t: jax.Array, place: jax.Array) -> jax.Array:
+def _diagonal(apply: ApplyFn, params: PyTree, g: jax.Array, t: jax.Array, place: jax.Array) -> jax.Array:
     """∂ε_i/∂g_i [B] for the value at `place` of the flattened images."""
     direction = jnp.zeros(g[0].size, g.dtype).at[place].set(1).reshape(g.shape[1:])
     tangent = jnp.broadcast_to(direction, g.shape)
@@ -207,7 +239,7 @@ def draw_ideal_gap(numbers: IdealGap) -> Figure:
     """Three panels against t: error of ε, crowding, rank correlation."""
     figure, axes = figures.new_figure(1, 3, height=2.9)
     error, crowding, ranks = axes[0]
-    blue, vermillion, green = (series for series in figures.SERIES[:3])
+    blue, vermillion, green = figures.SERIES[:3]
     error.plot(numbers.t, numbers.noised_error, **green._asdict(), label="noised members")
     for side, name, series in (("member", "members", blue), ("heldout", "held-out images", vermillion)):
         error.plot(numbers.t, numbers.image_error[side], **series._asdict(), label=name)

@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dime_jax import calibration, metrics, pipeline, planning, score_table
+from dime_jax import calibration, metrics
 from dime_jax.attacks import get_attack
 from dime_jax.report import figures
+from dime_jax.scoring import planning, score_table
 from experiments.runs import Row, Run
 
 # One look per attack in every figure, so that a reader learns it once.
@@ -32,12 +33,17 @@ def new_panels(count: int, height: float) -> tuple[Figure, np.ndarray]:
     return figures.new_figure(1, count, height, width=4.7 if count == 1 else count * figures.DOUBLE_COLUMN / 2)
 
 
+def _look(attack: str) -> figures.Look:
+    color, linestyle, marker = SHOWN[attack]
+    return {"color": color, "linestyle": linestyle, "marker": marker, "label": get_attack(attack).title}
+
+
 def best_dime(run: Run) -> Row:
     """DIME at its largest query tier."""
-    rows = [row for row in run.rows if row.attack == "dime"]
-    if not rows:
+    row = run.largest_tier("dime")
+    if row is None:
         raise ValueError(f"expected a run of dime in {run.directory}, got {sorted({row.attack for row in run.rows})}")
-    return max(rows, key=lambda row: row.queries)
+    return row
 
 
 # ------------------------------------------------------------------------------------------------ score distributions
@@ -58,9 +64,9 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
     found = []
     for run in runs:
         row = best_dime(run)
-        ((member, heldout),) = run.pair(row)
+        member, heldout = run.scores(row)
         tau = row.calibration.tau if np.isfinite(row.calibration.tau) else None
-        found.append(Distribution(run.name, row.title, np.asarray(member), np.asarray(heldout), tau))
+        found.append(Distribution(run.name, row.title, member, heldout, tau))
     return found
 
 
@@ -68,18 +74,11 @@ def draw_distributions(numbers: Sequence[Distribution]) -> Figure:
     """A panel per run: two histograms on shared bins, and the threshold."""
     figure, axes = new_panels(len(numbers), height=2.4)
     for panel, run in zip(axes[0], numbers):
-        low, high = np.quantile(np.concatenate([run.member, run.heldout]), [0.005, 0.995])
-        bins = np.linspace(low, high, 41)
-        for side, name, color in (
-            (run.member, "members", figures.OKABE_ITO["blue"]),
-            (run.heldout, "held-out images", figures.OKABE_ITO["vermillion"]),
-        ):
-            panel.hist(np.clip(side, low, high), bins, density=True, histtype="step", color=color, linewidth=1.2)
-            panel.hist(np.clip(side, low, high), bins, density=True, color=color, alpha=0.3, label=name)
+        figures.histogram(panel, run.member, run.heldout)
         if run.tau is not None:
-            panel.axvline(run.tau, color="0.2", linestyle="--", linewidth=1, label=r"threshold $\tau$")
-        panel.set(title=f"{run.run}, {run.title}", xlabel="score (lower: member)", yticks=[])
-    axes[0, 0].set_ylabel("density")
+            figures.threshold(panel, run.tau, color="0.2")
+        panel.set(title=f"{run.run}, {run.title}", xlabel="score (lower: member)")
+    axes[0, 0].set_ylabel("share of images, %")
     figures.legend_below(figure, axes[0, 0])
     return figure
 
@@ -99,26 +98,25 @@ def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", 
 
     The test half was only asked at the frozen timestep, so the calibration half is cut in two: at each t, everything
     but t is chosen on the one part and measured on the other, both ways, and the two AUCs are averaged.
+
+    Args:
+      runs: a panel each.
+      attacks: in the order of the legend; those that a run does not have are left out.
     """
-    return [Stability(run.name, {name: _curve(run, name) for name in attacks if _has(run, name)}) for run in runs]
-
-
-def _has(run: Run, name: str) -> bool:
-    return any(row.attack == name for row in run.rows)
+    return [
+        Stability(run.name, {name: _curve(run, name) for name in attacks if run.largest_tier(name)}) for run in runs
+    ]
 
 
 def _curve(run: Run, name: str) -> dict[int, float]:
-    table = score_table.read_table(run.directory / "calibration")
-    split = pipeline.read_halves(run.directory).calibration
-    named = pipeline.read_json(run.directory / "run.json")["jobs"]
-    jobs = [planning.Job(get_attack(name), setting) for attack, setting in named if attack == name]
+    table, member, every_job = run.calibration_half()
+    jobs = [job for job in every_job if job.attack.name == name]
     largest = max(job.setting.get("q", 1) for job in jobs)
     by_time: dict[int, list[planning.Job]] = {}
     for job in jobs:
         if job.setting.get("q", 1) == largest:
             by_time.setdefault(int(job.setting["t"]), []).append(job)
-    member = np.isin(table.index, split.member)
-    rng = np.random.default_rng(run.results["seed"])
+    rng = np.random.default_rng(run.results.seed)
     first = np.zeros(len(member), bool)
     for side in (member, ~member):
         first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
@@ -144,11 +142,10 @@ def draw_stability(numbers: Sequence[Stability]) -> Figure:
     """A panel per run, a line per attack."""
     figure, axes = new_panels(len(numbers), height=2.6)
     for panel, run in zip(axes[0], numbers):
-        for name, curve in run.curves.items():
-            panel.plot(list(curve), list(curve.values()), **SHOWN[name]._asdict(), label=get_attack(name).title)
-        panel.axhline(0.5, color="0.4", linewidth=0.8, zorder=1)
-        panel.set(title=run.run, xlabel="timestep $t$")
-    axes[0, 0].set_ylabel("AUC (cross-fitted)")
+        lines = [figures.Line(list(curve), list(curve.values()), _look(name)) for name, curve in run.curves.items()]
+        figures.by_timestep(panel, lines)
+        panel.set(title=run.run)
+    axes[0, 0].set_ylabel("AUC (cross-fitted), %")
     figures.legend_below(figure, axes[0, 0])
     return figure
 
@@ -176,8 +173,7 @@ def frontier(runs: Sequence[Run]) -> list[Frontier]:
     """AUC and TPR@1%FPR on the test half against queries per image."""
 
     def point(row: Row) -> Point:
-        auc, tpr = (metrics.Estimate(**row.result[name]) for name in ("auc", "tpr_at_1pct_fpr"))
-        return Point(row.attack, row.queries, auc, tpr)
+        return Point(row.attack, row.queries, row.estimate("auc"), row.estimate("tpr_at_1pct_fpr"))
 
     return [Frontier(run.name, [point(row) for row in run.rows if row.attack in SHOWN]) for run in runs]
 
@@ -187,10 +183,10 @@ def draw_frontier(numbers: Sequence[Frontier]) -> Figure:
     figure, axes = figures.new_figure(len(numbers), 2, height=2.4 * len(numbers) + 0.5)
     for row, run in zip(axes, numbers):
         for panel, metric, label in zip(row, ("auc", "tpr_at_1pct_fpr"), ("AUC", "TPR @ 1% FPR")):
-            for offset, (name, series) in enumerate(SHOWN.items()):
+            for offset, name in enumerate(SHOWN):
                 points = sorted((point for point in run.points if point.attack == name), key=lambda p: p.queries)
                 if points:
-                    _draw_tiers(panel, points, metric, name, series, 1.04 ** (offset - len(SHOWN) / 2))
+                    _draw_tiers(panel, points, metric, name, 1.04 ** (offset - len(SHOWN) / 2))
             ticks = sorted({point.queries for point in run.points})
             panel.set_xscale("log")
             panel.set_xticks(_spread(ticks), _spread(ticks))
@@ -200,14 +196,12 @@ def draw_frontier(numbers: Sequence[Frontier]) -> Figure:
     return figure
 
 
-def _draw_tiers(
-    panel: Axes, points: Sequence[Point], metric: str, name: str, series: figures.Series, shift: float
-) -> None:
+def _draw_tiers(panel: Axes, points: Sequence[Point], metric: str, name: str, shift: float) -> None:
     """One attack; `shift` moves it aside a little, so that intervals at equal cost do not cover each other."""
     values = np.array([getattr(point, metric) for point in points])
     queries = shift * np.array([point.queries for point in points])
     errors = np.abs(values[:, 1:] - values[:, :1]).T
-    panel.errorbar(queries, values[:, 0], errors, **series._asdict(), elinewidth=0.6, label=get_attack(name).title)
+    panel.errorbar(queries, values[:, 0], errors, **_look(name), elinewidth=0.6)
 
 
 def _spread(ticks: Sequence[int]) -> list[int]:
@@ -231,16 +225,19 @@ class RocRun(NamedTuple):
 
 
 def roc(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[RocRun]:
-    """ROC curves on the test half, each attack at its largest tier."""
+    """ROC curves on the test half, each attack at its largest tier.
+
+    Args:
+      runs: a panel each.
+      attacks: in the order of the legend; those that a run does not have are left out.
+    """
     found = []
     for run in runs:
         curves = {}
         for name in attacks:
-            rows = [row for row in run.rows if row.attack == name]
-            if rows:
-                row = max(rows, key=lambda row: row.queries)
-                ((member, heldout),) = run.pair(row)
-                curve = metrics.roc_curve(member, heldout)
+            row = run.largest_tier(name)
+            if row is not None:
+                curve = metrics.roc_curve(*run.scores(row))
                 curves[name] = np.stack([curve.fpr, curve.tpr])
         found.append(RocRun(run.name, 1 / int(np.sum(~run.member)), curves))
     return found
@@ -250,20 +247,9 @@ def draw_roc(numbers: Sequence[RocRun]) -> Figure:
     """Both axes logarithmic, from the least FPR that can be seen; 1 % is marked."""
     figure, axes = new_panels(len(numbers), height=3.6)
     for panel, run in zip(axes[0], numbers):
-        for name, (fpr, tpr) in run.curves.items():
-            series = SHOWN[name]
-            panel.plot(
-                np.maximum(fpr, run.least_fpr / 2),
-                np.maximum(tpr, run.least_fpr / 2),
-                color=series.color,
-                linestyle=series.linestyle,
-                drawstyle="steps-post",
-                label=get_attack(name).title,
-            )
-        least = run.least_fpr / 2
-        panel.plot([least, 1], [least, 1], color="0.4", linewidth=0.8, zorder=1)
-        panel.axvline(0.01, color="0.6", linewidth=0.8, linestyle="--", zorder=1)
-        panel.set(title=run.run, xlabel="FPR", xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
+        lines = [figures.Line(fpr, tpr, {**_look(name), "marker": ""}) for name, (fpr, tpr) in run.curves.items()]
+        figures.roc(panel, lines, run.least_fpr)
+        panel.set(title=run.run, xlabel="FPR")
     axes[0, 0].set_ylabel("TPR")
     figures.legend_below(figure, axes[0, 0])
     return figure

@@ -6,21 +6,46 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import pipeline, score_table
-from dime_jax.attacks import get_attack
+from dime_jax import pipeline
+from dime_jax._typing import JsonObject
+from dime_jax.attacks import attack_names, describe_attack
+from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
-from dime_jax.data import Split
-from dime_jax.metrics import ScorePair
+from dime_jax.data import Halves, Split
+from dime_jax.evaluation import Evaluation, ResultRow
+from dime_jax.metrics import Estimate
+from dime_jax.scoring import planning, score_table
 from experiments.attack import CONFIG_FILE, SOURCES
 
 # What a config leaves open, and how it runs: of no influence on which setting a run is.
 _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
 _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_queries_per_image"}
+
+
+class Scores(NamedTuple):
+    """Scores of one attack on both sides of a half, lower for members."""
+
+    member: np.ndarray
+    heldout: np.ndarray
+
+
+class CalibrationHalf(NamedTuple):
+    """What the settings were chosen on.
+
+    Attributes:
+      table: the terms of every image at every setting of every attack.
+      member: which images of the table are members [n].
+      jobs: every attack at every setting that was asked for.
+    """
+
+    table: score_table.ScoreTable
+    member: np.ndarray
+    jobs: tuple[planning.Job, ...]
 
 
 class Row(NamedTuple):
@@ -30,26 +55,35 @@ class Row(NamedTuple):
       attack: its name in the registry.
       q: its query tier, None for attacks of fixed cost.
       calibration: what was frozen.
-      result: its row of results.json.
+      result: its row of the results.
       scores: of every image of the test half [n], lower for members; NaN where the model had no finite answer.
     """
 
     attack: str
     q: int | None
     calibration: Calibration
-    result: Mapping[str, Any]
+    result: ResultRow
     scores: np.ndarray
 
     @property
     def queries(self) -> int:
         """Queries per image."""
-        return self.result["queries_per_image"]
+        return self.result.queries_per_image
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether DIME is compared with it."""
+        return self.calibration.family != DIME
+
+    def estimate(self, metric: str) -> Estimate:
+        """A metric of results.json, "auc", "asr" or "tpr_at_1pct_fpr", with its interval."""
+        return getattr(self.result, metric)
 
     @property
     def title(self) -> str:
         """As the paper names its rows: "DIME 10+1", "SimA-MC (l4, vector) 30"."""
-        attack = get_attack(self.attack)
-        if self.q is None:
+        attack = describe_attack(self.attack)
+        if self.q is None or attack.name not in attack_names():
             return attack.title
         has_base_query = attack.queries({**self.calibration.setting, "q": 2}) == 3
         return f"{attack.title} {self.q}+1" if has_base_query else f"{attack.title} {self.queries}"
@@ -65,30 +99,60 @@ class Run(NamedTuple):
       config: all values.
       rows: every attack that was asked for at every tier, in the registry's order.
       member: which images of the test half are members [n].
-      sizes: members and held-out images in the calibration half, and in the test half.
-      results: what results.json holds.
+      halves: which images chose the settings, and which were then tested.
+      results: every row, and where they come from.
     """
 
     directory: pathlib.Path
     study: str
     variant: str
-    config: Mapping[str, Any]
+    config: JsonObject
     rows: tuple[Row, ...]
     member: np.ndarray
-    sizes: tuple[tuple[int, int], tuple[int, int]]
-    results: Mapping[str, Any]
+    halves: Halves
+    results: Evaluation
 
     @property
     def name(self) -> str:
         """The config and its variant."""
         return f"{self.study}:{self.variant}" if self.variant else self.study
 
-    def pair(self, *rows: Row) -> list[ScorePair]:
-        """Scores of members and of held-out images for each row, on the images that all of them have scores for."""
-        usable = np.all([np.isfinite(row.scores) for row in rows], axis=0)
-        return [(row.scores[usable & self.member], row.scores[usable & ~self.member]) for row in rows]
+    @property
+    def config_file(self) -> str:
+        """Where its config lies."""
+        return f"experiments/configs/{self.study}.py"
 
-    def overrides(self) -> dict[str, Any]:
+    @property
+    def image_counts(self) -> str:
+        """How many members and held-out images each half has, in words."""
+        return f"calibration {_counts(self.halves.calibration)}, test {_counts(self.halves.test)}"
+
+    def largest_tier(self, attack: str) -> Row | None:
+        """The row of an attack that makes the most queries; None if the run does not have the attack."""
+        return max((row for row in self.rows if row.attack == attack), key=lambda row: row.queries, default=None)
+
+    def scores(self, row: Row) -> Scores:
+        """Scores of a row, on the images that it has scores for."""
+        return self._scores(row, np.isfinite(row.scores))
+
+    def paired_scores(self, first: Row, second: Row) -> tuple[Scores, Scores]:
+        """Scores of two rows on the images that both have scores for, in one order.
+
+        The second may be of another run with the same test half.
+        """
+        usable = np.isfinite(first.scores) & np.isfinite(second.scores)
+        return self._scores(first, usable), self._scores(second, usable)
+
+    def _scores(self, row: Row, usable: np.ndarray) -> Scores:
+        return Scores(row.scores[usable & self.member], row.scores[usable & ~self.member])
+
+    def calibration_half(self) -> CalibrationHalf:
+        """Read the calibration half."""
+        table = score_table.read_table(self.directory / "calibration")
+        jobs = tuple(pipeline.read_jobs(self.directory))
+        return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
+
+    def overrides(self) -> JsonObject:
         """Values of the config that differ from its file's."""
         default = _get_config(self.study)(self.variant)
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
@@ -107,7 +171,7 @@ class Run(NamedTuple):
         if self.config["attack"]["model"] == "trained":
             programs.insert(0, "train")
         return [
-            f"python -m experiments.{program} --config=experiments/configs/{self.study}.py{colon} --workdir=W {changed}"
+            f"python -m experiments.{program} --config={self.config_file}{colon} --workdir=W {changed}".rstrip()
             for program in programs
         ]
 
@@ -129,16 +193,24 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         directory,
         study,
         variant,
-        record["config"],
+        _with_budgets(record["config"]),
         tuple(
             Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, test.index))
-            for one, row in zip(frozen, results["results"])
-            if pipeline.frozen_job(one).label in asked
+            for one, row in zip(frozen, results.results)
+            if one.label in asked
         ),
         np.isin(test.index, halves.test.member),
-        (_sizes(halves.calibration), _sizes(halves.test)),
+        halves,
         results,
     )
+
+
+def _with_budgets(config: JsonObject) -> JsonObject:
+    """The config of a run; in earlier ones `tiers` counted DIME's probes, one query less than it makes."""
+    attack = dict(config["attack"])
+    if "tiers" in attack:
+        attack["budgets"] = [tier + 1 for tier in attack.pop("tiers")]
+    return {**config, "attack": attack}
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:
@@ -152,11 +224,11 @@ def _tier(frozen: Calibration) -> int | None:
     return int(frozen.setting["q"]) if "q" in frozen.setting else None
 
 
-def _sizes(split: Split) -> tuple[int, int]:
-    return len(split.member), len(split.heldout)
+def _counts(split: Split) -> str:
+    return f"{len(split.member)} + {len(split.heldout)}"
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Values of a nested config by their dotted names."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
@@ -165,10 +237,10 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def config_flags(overrides: Mapping[str, Any]) -> str:
+def config_flags(overrides: Mapping[str, object]) -> str:
     """Values of a config by their dotted names, as one types them."""
     return " ".join(f"--config.{name}={_show(value)}" for name, value in overrides.items())
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return f"'{tuple(value)}'" if isinstance(value, list) else str(value)

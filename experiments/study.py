@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate, data
-from dime_jax.processes import on_first_process
+from dime_jax._distributed import on_first_process
 from experiments import generated
 
 
@@ -40,9 +40,12 @@ def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
         on_first_process(lambda: generated.generate(section, directory, config.seed))
         section = generated.located(section, directory)
     source, split = _open(section)
-    rng = np.random.default_rng(section.split_seed)
-    member = _at_most(section.max_members, split.member, rng)
-    return Study(source, data.Split(member, _at_most(section.max_heldout, split.heldout, rng)))
+    if section.reserved is None:
+        return Study(source, _drawn(split, section.max_members, section.max_heldout, section.split_seed))
+    reserved = _drawn(split, section.reserved, section.reserved, section.split_seed)
+    rest = data.Split(np.setdiff1d(split.member, reserved.member), np.setdiff1d(split.heldout, reserved.heldout))
+    member = _part(section.max_members, section.part, rest.member, section.split_seed)
+    return Study(source, data.Split(member, _part(section.max_heldout, section.part, rest.heldout, section.split_seed)))
 
 
 def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
@@ -67,6 +70,20 @@ def _open(section: ConfigDict) -> Study:
     else:
         split = data.per_class_split(source, heldout, section.split_size, section.split_seed)
     return Study(data.join(source, heldout), split)
+
+
+def _drawn(split: data.Split, max_members: int | None, max_heldout: int | None, seed: int) -> data.Split:
+    rng = np.random.default_rng(seed)
+    member = _at_most(max_members, split.member, rng)
+    return data.Split(member, _at_most(max_heldout, split.heldout, rng))
+
+
+def _part(size: int, part: int, index: np.ndarray, seed: int) -> np.ndarray:
+    """Images part · size … (part + 1) · size of a random order, sorted."""
+    start = part * size
+    if start + size > len(index):
+        raise ValueError(f"expected config.data.part < {len(index) // size}, got config.data.part={part}")
+    return np.sort(np.random.default_rng(seed).permutation(index)[start : start + size])
 
 
 def _at_most(size: int | None, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from dime_jax.report import figures
 from experiments.launch import launch
 
 Report = Callable[[str], None]
+T = TypeVar("T")
 
 
 def _quiet(what: str) -> None:
@@ -88,7 +89,9 @@ def bias_crowding(config: ConfigDict) -> BiasCrowding:
     t = np.arange(config.scene.last_t + 1)
     denoiser = dj.IdealDenoiser(train, dj.linear_schedule())
     parts = denoiser.decompose(np.repeat(candidates, len(t), axis=0), np.tile(t, len(CASES)))
-    error, bias, crowding = (np.asarray(part).reshape(len(CASES), len(t)) for part in parts)
+    error = np.asarray(parts.error).reshape(len(CASES), len(t))
+    bias = np.asarray(parts.bias).reshape(len(CASES), len(t))
+    crowding = np.asarray(parts.crowding).reshape(len(CASES), len(t))
     rise = config.scene.rise
     return BiasCrowding(CASES, t, bias, crowding, error, rise, first_above(crowding, rise))
 
@@ -145,7 +148,7 @@ def draw_bias_crowding(numbers: BiasCrowding) -> Figure:
 def draw_three_cases(numbers: ThreeCases) -> Figure:
     """Three panels of equal scale: candidate, training points, m_local and the spread around it."""
     figure, axes = figures.new_figure(1, 3, height=3.3)
-    sky, blue, vermillion = (figures.OKABE_ITO[name] for name in ("sky", "blue", "vermillion"))
+    sky, blue, vermillion = figures.OKABE_ITO["sky"], figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
     reach = 1.15  # half the width of a panel
     verdicts = ("low bias, low crowding", "high bias, low crowding", "low bias, high crowding")
     for i, panel in enumerate(axes[0]):
@@ -260,12 +263,16 @@ class Terms(NamedTuple):
     gaussian_norm: np.ndarray
     trace: np.ndarray
 
+    def of(self, points: slice) -> "Terms":
+        """The terms of some points."""
+        return Terms(self.norm[..., points], self.gaussian_norm[..., points], self.trace[..., points])
+
 
 class Half(NamedTuple):
     """Terms of all members and of all held-out points of one half, pooled over its training sets."""
 
     member: Terms
-    held_out: Terms
+    heldout: Terms
 
 
 class Curve(NamedTuple):
@@ -296,7 +303,13 @@ class Panel(NamedTuple):
 
 
 def cluster_points(rng: np.random.Generator, config: ConfigDict, count: int) -> np.ndarray:
-    """Fresh draws [count, d] from the mixture; its centres depend on the seed alone."""
+    """Fresh draws [count, d] from the mixture; its centres depend on the seed alone.
+
+    Args:
+      rng: draws the points.
+      config: with the number, dimension and width of the clusters.
+      count: how many points.
+    """
     attack = config.attack
     centers = np.random.default_rng(config.seed).normal(size=(attack.clusters, attack.dimension))
     points = centers[rng.integers(attack.clusters, size=count)]
@@ -306,20 +319,29 @@ def cluster_points(rng: np.random.Generator, config: ConfigDict, count: int) -> 
 def attack_terms(
     denoiser: dj.IdealDenoiser, config: ConfigDict, points: np.ndarray, draws: Draws, probes: int
 ) -> Terms:
-    """Ask the denoiser everything the attacks need about the points, all noise levels in one call per probe."""
+    """Ask the denoiser everything the attacks need about the points, all noise levels in one call per probe.
+
+    Args:
+      denoiser: the closed form.
+      config: with the noise levels and γ.
+      points: [n, d], members or not.
+      draws: signs and noises for each point.
+      probes: the most that any method may use.
+    """
     schedule, levels = denoiser.schedule, len(config.attack.timesteps)
     t = np.repeat(config.attack.timesteps, len(points))
     batch = jnp.asarray(points)
     x = jnp.tile(batch, (levels, 1))
     norms, gaussian_norms = [], []
     for k in range(probes):
-        signs, noise = (jnp.tile(draw(k, batch), (levels, 1))[None] for draw in (draws.rademacher, draws.gaussian))
+        signs = jnp.tile(draws.rademacher(k, batch), (levels, 1))[None]
+        noise = jnp.tile(draws.gaussian(k, batch), (levels, 1))[None]
         norms.append(dime_norms(denoiser.eps_fn(), schedule, x, signs, t, config.attack.gamma)[0])
         gaussian_norms.append(dj.sima_mc(denoiser.eps_fn(), schedule, x, noise, t, p=2))
     return Terms(
         np.asarray(norms).reshape(probes, levels, -1),
         np.asarray(gaussian_norms).reshape(probes, levels, -1),
-        np.asarray(denoiser.jacobian_trace(schedule.sqrt_abar(t)[:, None] * x, t)).reshape(levels, -1),
+        np.asarray(denoiser.jacobian_trace(schedule.scaled(x, t), t)).reshape(levels, -1),
     )
 
 
@@ -327,33 +349,70 @@ def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
     """Terms pooled over independent training sets of n points, each with its own fresh held-out points.
 
     Half 0 calibrates and half 1 tests: they share the distribution, but neither training sets nor points nor draws.
+
+    Args:
+      config: the study's.
+      n: points in each training set.
+      probes: the most that any method may use.
+      half: 0 or 1.
     """
     _validate.check_at_least(config.attack.members, 1, "attack.members")
-    _validate.check_at_least(config.attack.held_out, 1, "attack.held_out")
+    _validate.check_at_least(config.attack.heldout, 1, "attack.heldout")
     repeats = -(-config.attack.members // n)
-    held_out = -(-config.attack.held_out // repeats)
+    fresh = -(-config.attack.heldout // repeats)
     rng, schedule = np.random.default_rng([config.seed, n, half]), dj.linear_schedule()
     key = jax.random.fold_in(jax.random.key(config.seed), half)
-    sides = []
+    members, heldout = [], []
     for repeat in range(repeats):
-        points = cluster_points(rng, config, n + held_out)
+        points = cluster_points(rng, config, n + fresh)
         ids = np.arange(len(points), dtype=np.uint32) + np.uint32(repeat * len(points))
         denoiser = dj.IdealDenoiser(points[:n], schedule)
         terms = attack_terms(denoiser, config, points, Draws(key, jnp.asarray(ids)), probes)
-        sides.append(Half(Terms(*(v[..., :n] for v in terms)), Terms(*(v[..., n:] for v in terms))))
-    return Half(*(Terms(*(np.concatenate(v, axis=-1) for v in zip(*side))) for side in zip(*sides)))
+        members.append(terms.of(slice(None, n)))
+        heldout.append(terms.of(slice(n, None)))
+    return Half(_pooled(members), _pooled(heldout))
+
+
+def _pooled(parts: Sequence[Terms]) -> Terms:
+    return Terms(
+        np.concatenate([part.norm for part in parts], axis=-1),
+        np.concatenate([part.gaussian_norm for part in parts], axis=-1),
+        np.concatenate([part.trace for part in parts], axis=-1),
+    )
 
 
 def method_terms(terms: Terms, method: str, q: int, level: int) -> np.ndarray:
-    """The columns of a method [1 or 2, points] at a budget of q and one noise level, as calibration takes them."""
+    """The columns of a method [1 or 2, points] at a budget of q and one noise level, as calibration takes them.
+
+    Args:
+      terms: what all methods learn.
+      method: a key of `METHODS`.
+      q: its budget.
+      level: the number of the noise level.
+    """
     if method == "sima_mc_gaussian":
         return terms.gaussian_norm[:q, level].mean(axis=0)[None]
     norm = terms.norm[:q, level].mean(axis=0)
     return norm[None] if method == "sima_mc_shared" else np.stack([norm**2, terms.trace[level]])
 
 
+def term_pair(half: Half, method: str, q: int, level: int) -> calibration.TermPair:
+    """`method_terms` of both sides of a half."""
+    return calibration.TermPair(
+        method_terms(half.member, method, q, level), method_terms(half.heldout, method, q, level)
+    )
+
+
 def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, test_half: Half) -> Panel:
-    """Calibrate each method at each noise level on one half, and measure it on the other."""
+    """Calibrate each method at each noise level on one half, and measure it on the other.
+
+    Args:
+      config: the study's.
+      n: training points of each set, for the record.
+      q: queries a method may make.
+      calibration_half: chooses.
+      test_half: is measured.
+    """
     schedule, timesteps = dj.linear_schedule(), list(config.attack.timesteps)
     outcomes: dict[str, list[calibration.Outcome]] = {method: [] for method in METHODS}
     leads = []
@@ -361,15 +420,11 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
         scores = {}
         for method in METHODS:
             attack = get_attack("sima_mc_norms" if method.startswith("sima_mc") else method)
-            pairs = [
-                calibration.TermPair(*(method_terms(side, method, q, level) for side in half))
-                for half in (calibration_half, test_half)
-            ]
-            frozen = calibration.calibrate(
-                attack, schedule, [{"t": t, "gamma": config.attack.gamma, "q": q}], pairs[:1]
-            )
-            outcomes[method].append(calibration.evaluate(frozen, pairs[1], seed=config.seed))
-            scores[method] = (frozen.score(pairs[1].member), frozen.score(pairs[1].heldout))
+            setting = {"t": t, "gamma": config.attack.gamma, "q": q}
+            chooses, tests = term_pair(calibration_half, method, q, level), term_pair(test_half, method, q, level)
+            frozen = calibration.calibrate(attack, schedule, [setting], [chooses])
+            outcomes[method].append(calibration.evaluate(frozen, tests, seed=config.seed))
+            scores[method] = (frozen.score(tests.member), frozen.score(tests.heldout))
         leads.append(dj.metrics.compare(scores["dime"], scores["sima_mc_shared"], fprs=()).auc_difference)
     sigma = schedule.sigma_table[timesteps]
     lead = [estimate.value for estimate in leads]
@@ -384,7 +439,7 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
                 [row.metrics.asr for row in rows],
                 [row.metrics.auc for row in rows],
                 [row.metrics.tpr_at_fpr[0.01] for row in rows],
-                [row.calibration.phi for row in rows],
+                [row.calibration.parameters.get("phi") for row in rows],
             )
             for method, rows in outcomes.items()
         },
@@ -476,7 +531,7 @@ def progress(total: int) -> Iterator[Report]:
         bar.update(task, description="done", completed=total)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """NamedTuples as dicts and arrays as lists, ready for JSON; float32 values keep their 7 digits."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
@@ -489,24 +544,31 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def save_study(workdir: pathlib.Path, name: str, numbers: Any, draw: Callable[[Any], Figure]) -> None:
-    """Write a study's numbers and figures as NAME.json, NAME.png and NAME.svg."""
+def save_study(workdir: pathlib.Path, name: str, numbers: T, draw: Callable[[T], Figure]) -> None:
+    """Write a study's numbers and figures as NAME.json, NAME.png and NAME.svg.
+
+    Args:
+      workdir: where the files go.
+      name: the files' name, without suffix.
+      numbers: a NamedTuple, or a list of them.
+      draw: makes the figure of the numbers.
+    """
     (workdir / f"{name}.json").write_text(json.dumps(plain(numbers), indent=1, allow_nan=False) + "\n")
     figures.save_figure(draw(numbers), workdir, name)
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, object]:
     """Compute every study; write its figures and numbers, and the config, to `workdir`. Returns the numbers by name."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "config.json").write_text(config.to_json(indent=1) + "\n")
-    studies: dict[str, tuple[Callable[[ConfigDict], Any], Callable[[Any], Figure]]] = {
+    studies: dict[str, tuple[Callable[[ConfigDict], object], Callable[..., Figure]]] = {
         "bias_crowding": (bias_crowding, draw_bias_crowding),
         "three_cases": (three_cases, draw_three_cases),
         "denoiser_1d": (denoiser_1d, draw_denoiser_1d),
     }
     attack_steps = sum(2 + len(budgets) for budgets in attack_budgets(config).values())
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, object] = {}
     with progress(len(studies) + attack_steps) as report, figures.style():
         for name, (compute, draw) in studies.items():
             report(name.replace("_", " "))

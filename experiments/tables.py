@@ -13,8 +13,8 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from absl import app, flags
 
@@ -23,7 +23,6 @@ from experiments import paper_values
 from experiments.runs import Row, Run, read_run
 
 METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
-BASELINES = ("loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 TITLES = {
     "cifar10": "Table 1, CIFAR-10",
     "cifar100": "Table 1, CIFAR-100",
@@ -80,12 +79,12 @@ def is_papers_setting(run: Run) -> bool:
 
 def lead(run: Run, row: Row) -> Lead | None:
     """How far one of DIME's variants is ahead of the baseline that calibration would take; None for baselines."""
-    rivals = [other for other in run.rows if other.attack in BASELINES and other.queries <= row.queries]
-    if row.attack in BASELINES or not rivals:
+    rivals = [other for other in run.rows if other.is_baseline and other.queries <= row.queries]
+    if row.is_baseline or not rivals:
         return None
     best = max(rivals, key=lambda other: other.calibration.auc)
-    first, second = run.pair(row, best)
-    comparison = metrics.compare(first, second, seed=run.results["seed"])
+    first, second = run.paired_scores(row, best)
+    comparison = metrics.compare(first, second, seed=run.results.seed)
     return Lead(best, comparison.auc_difference, comparison.p_value, comparison.tpr_difference_at_fpr[0.01])
 
 
@@ -95,14 +94,15 @@ def lead(run: Run, row: Row) -> Lead | None:
 def to_markdown(table: Table) -> str:
     """Rates in per cent with 95 % intervals, the paper's value in italics below ours where the setting is the same."""
     header = ["method", "queries", *METRICS.values(), "s / image", "AUC against the best baseline", "p"]
-    lines = [header, ["---", *["---:"] * (len(header) - 3), "---", "---:"]]
+    aligned = ["---", "---:", "---:", "---:", "---:", "---:", "---", "---:"]
+    lines = [header, aligned]
     for line in table.lines:
         cells = [_cell(line, name, "{}<br>*paper {:.2f}*") for name in METRICS]
         ahead = ["", ""]
         if line.lead is not None:
-            ahead = [f"{_signed(line.lead.auc)} {line.lead.baseline.title}", _p_value(line.lead.p_value)]
+            ahead = [f"{percent(line.lead.auc, '+')} {line.lead.baseline.title}", _p_value(line.lead.p_value)]
         lines.append([line.row.title, str(line.row.queries), *cells, _seconds(line.row), *ahead])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown_lines(lines)
 
 
 def to_latex(table: Table) -> str:
@@ -115,12 +115,12 @@ def to_latex(table: Table) -> str:
         r"\midrule",
     ]
     for before, line in zip((None, *table.lines), table.lines):
-        if before is not None and before.row.attack in BASELINES and line.row.attack not in BASELINES:
+        if before is not None and before.row.is_baseline != line.row.is_baseline:
             lines.append(r"\midrule")
         cells = [_cell(line, name, "{} ({:.2f})") for name in METRICS]
         ahead = ["", ""]
         if line.lead is not None:
-            ahead = [f"{_signed(line.lead.auc)}, {line.lead.baseline.title}", _p_value(line.lead.p_value)]
+            ahead = [f"{percent(line.lead.auc, '+')}, {line.lead.baseline.title}", _p_value(line.lead.p_value)]
         row = [line.row.title, str(line.row.queries), *cells, _seconds(line.row), *ahead]
         lines.append(" & ".join(_escaped(cell) for cell in row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -136,9 +136,9 @@ def to_csv(tables: Sequence[Table]) -> str:
     return stream.getvalue()
 
 
-def _record(run: Run, line: Line) -> dict[str, Any]:
+def _record(run: Run, line: Line) -> dict[str, str | int | float]:
     row, result = line.row, line.row.result
-    record = {
+    record: dict[str, str | int | float] = {
         "study": run.study,
         "variant": run.variant,
         "run": run.directory.as_posix(),
@@ -146,11 +146,14 @@ def _record(run: Run, line: Line) -> dict[str, Any]:
         "title": row.title,
         "q": "" if row.q is None else row.q,
         "queries_per_image": row.queries,
-        "seconds_per_image": result["seconds_per_image"],
-        "setting": " ".join(f"{name}={value:g}" for name, value in result["setting"].items()),
+        "seconds_per_image": result.seconds_per_image,
+        "setting": " ".join(f"{name}={value:g}" for name, value in result.setting.items()),
     }
     for name in METRICS:
-        record |= {name if key == "value" else f"{name}_{key}": number for key, number in result[name].items()}
+        record |= {
+            name if key == "value" else f"{name}_{key}": number
+            for key, number in getattr(result, name)._asdict().items()
+        }
         record[f"paper_{name}"] = "" if line.paper is None else round(getattr(line.paper, name) / 100, 6)
     record |= dict.fromkeys(("baseline", "auc_lead", "auc_lead_low", "auc_lead_high", "p_value"), "")
     record |= dict.fromkeys(("tpr_lead", "tpr_lead_low", "tpr_lead_high"), "")
@@ -163,15 +166,23 @@ def _record(run: Run, line: Line) -> dict[str, Any]:
 
 def _cell(line: Line, name: str, with_paper: str) -> str:
     """Our value with its interval, and the paper's where there is one, as `with_paper` puts them together."""
-    estimate = line.row.result[name]
-    value, low, high = (f"{100 * estimate[key]:.1f}" for key in ("value", "low", "high"))
-    ours = f"{value} [{low}, {high}]"
+    ours = percent(line.row.estimate(name))
     return ours if line.paper is None else with_paper.format(ours, getattr(line.paper, name))
 
 
-def _signed(estimate: metrics.Estimate) -> str:
-    value, low, high = (f"{100 * number:+.1f}" for number in estimate)
-    return f"{value} [{low}, {high}]"
+def percent(estimate: metrics.Estimate, sign: str = "") -> str:
+    """A fraction and its interval in per cent; "+" as `sign` shows the sign of positive numbers too."""
+    return f"{100 * estimate.value:{sign}.1f} [{100 * estimate.low:{sign}.1f}, {100 * estimate.high:{sign}.1f}]"
+
+
+def markdown_lines(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table from its cells, of which the second line aligns the columns."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def facts_list(facts: Mapping[str, object]) -> str:
+    """A Markdown list of what was done, by its names."""
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
 def _p_value(p: float) -> str:
@@ -179,7 +190,7 @@ def _p_value(p: float) -> str:
 
 
 def _seconds(row: Row) -> str:
-    return f"{row.result['seconds_per_image']:.2g}"
+    return f"{row.result.seconds_per_image:.2g}"
 
 
 def _escaped(text: str) -> str:
@@ -206,30 +217,35 @@ _OUR_MODEL = "A small-scale study of a model that we trained ourselves, not of a
 
 
 def results_page(tables: Sequence[Table], page: pathlib.Path) -> str:
-    """The page of all tables, each with what it takes to make it again."""
-    return "\n".join([_PREAMBLE, *(_section(table, page) for table in tables)])
+    """The page of all tables, each with what it takes to make it again.
+
+    Args:
+      tables: in the order of the page.
+      page: where it will be written, for links from there.
+    """
+    return "\n".join([_PREAMBLE] + [_section(table, page) for table in tables])
 
 
 def _section(table: Table, page: pathlib.Path) -> str:
-    run, attack, prints = table.run, table.run.config["attack"], table.run.results["fingerprints"]
-    calibration_sizes, test_sizes = (f"{members} + {heldout}" for members, heldout in run.sizes)
+    run, attack, prints = table.run, table.run.config["attack"], table.run.results.fingerprints
     facts = {
-        "config": f"`experiments/configs/{run.study}.py`" + (f", variant `{run.variant}`" if run.variant else ""),
+        "config": f"`{run.config_file}`" + (f", variant `{run.variant}`" if run.variant else ""),
         "seed": run.config["seed"],
         "model": f"`{attack['model']}`, fingerprint `{prints['model'][:16]}`",
         "data": f"calibration half `{prints['calibration_data'][:16]}`, test half `{prints['test_data'][:16]}`",
-        "members + held-out images": f"calibration {calibration_sizes}, test {test_sizes}",
-        "queries made": f"{run.results['queries_made']:,}",
-        "precision": run.results["precision"],
+        "members + held-out images": run.image_counts,
+        "queries made": f"{run.results.queries_made:,}",
+        "precision": run.results.precision,
         "score tables": _where(run.directory, page),
     }
-    commands = "\n".join(command.rstrip() for command in run.commands())
+    commands = "\n".join(run.commands())
+    ours = [_OUR_MODEL] if attack["model"] == "trained" and run.variant != "paper" else []
     settings = "; ".join(f"{line.row.title}: {_record(run, line)['setting']}" for line in table.lines)
     return "\n".join(
         [
             f"## {table.title}\n",
-            *([_OUR_MODEL] if attack["model"] == "trained" and run.variant != "paper" else []),
-            *(f"- {name}: {value}" for name, value in facts.items()),
+            *ours,
+            facts_list(facts),
             f"\n```\n{commands}\n```\n",
             to_markdown(table),
             f"Frozen settings: {settings}.\n",

@@ -13,7 +13,7 @@ import jax
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate, data, models, training
-from dime_jax.processes import on_first_process
+from dime_jax._distributed import on_first_process
 from experiments.launch import launch
 from experiments.study import open_study
 
@@ -38,8 +38,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
         model_spec(config),
         study.source,
         study.split.member,
-        training.Recipe(**section.recipe),
-        options=training.Options(
+        training.TrainingRecipe(**section.recipe),
+        options=training.TrainingOptions(
             log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
         ),
     )

@@ -3,8 +3,13 @@
 import os
 import pathlib
 
-# Four CPU devices, so that sharded code is tested on every machine. Must be set before JAX starts.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# Four CPU devices, so that sharded code is tested on every machine; and programs that are compiled quickly rather than
+# well, since each runs a few times only. Must be set before JAX starts.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true",
+)
 # Workers, and the processes that tests start, compile each program once between them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
@@ -26,6 +31,24 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 def pytest_collection_modifyitems(items):
     """The longest tests first, so that none is left to a single worker at the end."""
     items.sort(key=lambda item: item.path.parent.name not in ("experiments", "training"))
+
+
+class Failing:
+    """A function that raises at some of its calls, given by their numbers from 1, and counts them."""
+
+    def __init__(self, fn, errors):
+        self.fn, self.errors, self.calls = fn, errors, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        if self.calls in self.errors:
+            raise self.errors[self.calls]
+        return self.fn(*arguments)
+
+
+@pytest.fixture
+def failing():
+    return Failing
 
 
 @pytest.fixture(scope="session")

@@ -35,8 +35,8 @@ def test_a_numpy_function_becomes_a_denoiser_and_is_counted(unconditional):
 
 def test_labels_reach_the_model(conditional):
     x = np.zeros((3, 4, 4, 3), np.float32)
-    np.testing.assert_array_equal(conditional.eps(x, 0, label=[1, 2, 9])[:, 0, 0, 0], [1, 2, 9])
-    np.testing.assert_array_equal(conditional.eps_fn(label=7)(x, 0)[:, 0, 0, 0], [7, 7, 7])
+    np.testing.assert_array_equal(conditional.eps(x, 0, condition=[1, 2, 9])[:, 0, 0, 0], [1, 2, 9])
+    np.testing.assert_array_equal(conditional.eps_fn(condition=7)(x, 0)[:, 0, 0, 0], [7, 7, 7])
 
 
 def test_params_are_an_argument_and_nothing_retraces(schedule):
@@ -73,11 +73,11 @@ def test_matmuls_run_at_highest_precision(schedule):
         ),
         ("unconditional", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
         ("unconditional", {"t": np.array([1, 2, 3])}, r"expected t of shape \[2\], got \[3\]"),
-        ("unconditional", {"label": [1, 2]}, "mine is unconditional: expected label=None"),
-        ("conditional", {}, "mine is class-conditional: expected label, one of 0..9 per image"),
-        ("conditional", {"label": [1, 10]}, "expected 0 <= label < 10, got label=10"),
-        ("conditional", {"label": [0.5, 1.0]}, "expected integer labels"),
-        ("conditional", {"label": [1, 2, 3]}, r"expected label of shape \[2\], got \[3\]"),
+        ("unconditional", {"condition": [1, 2]}, "mine is unconditional: expected condition=None"),
+        ("conditional", {}, "mine is class-conditional: expected condition, one of 0..9 per image"),
+        ("conditional", {"condition": [1, 10]}, "expected 0 <= label < 10, got label=10"),
+        ("conditional", {"condition": [0.5, 1.0]}, "expected integer labels"),
+        ("conditional", {"condition": [1, 2, 3]}, r"expected condition of shape \[2\], got \[3\]"),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(request, kind, kwargs, message):
@@ -93,3 +93,42 @@ def test_an_output_of_another_shape_is_refused(schedule):
     wrong = dj.Denoiser.from_function(lambda x, t: x[:1], schedule, (3,))
     with pytest.raises(ValueError, match=r"expected eps to return an array of shape \[2, 3\], got \[1, 3\] from mine"):
         wrong.eps(np.zeros((2, 3), np.float32), 0)
+
+
+@pytest.mark.parametrize("kind", ["unconditional", "conditional"])
+def test_the_old_name_of_conditions_is_refused_with_the_new_one(request, kind):
+    denoiser = request.getfixturevalue(kind)
+    with pytest.raises(TypeError, match=r"^eps takes condition=, not label=$"):
+        denoiser.eps(np.zeros((2, 4, 4, 3), np.float32), 0, label=[1, 2])
+    with pytest.raises(TypeError, match=r"^eps_fn takes condition=, not label=$"):
+        denoiser.eps_fn(label=[1, 2])
+    assert denoiser.queries.count == 0
+
+
+TOKENS = {"tokens": jax.ShapeDtypeStruct((3,), jnp.float32), "mask": jax.ShapeDtypeStruct((), jnp.int32)}
+
+
+def test_a_condition_may_be_a_tree_of_arrays(schedule):
+    def apply(params, x, t, condition):
+        return x + jnp.where(condition["mask"] > 0, condition["tokens"].sum(axis=1), 0)[:, None]
+
+    denoiser = dj.Denoiser(apply, (), schedule, (2,), condition_shape=TOKENS)
+    tokens = {"tokens": np.arange(6.0).reshape(2, 3), "mask": np.array([1, 0])}
+    np.testing.assert_array_equal(denoiser.eps(np.zeros((2, 2), np.float32), 0, tokens), [[3, 3], [0, 0]])
+    for wrong, message in [
+        (None, r"denoiser is conditional: expected a condition of structure .*mask.*tokens.*, got PyTreeDef\(None\)"),
+        ({**tokens, "mask": np.array([1])}, r"expected condition\['mask'\] of shape \[2\], got \[1\]"),
+    ]:
+        with pytest.raises(ValueError, match=message) as error:
+            denoiser.eps(np.zeros((2, 2), np.float32), 0, wrong)
+        assert "\n" not in str(error.value)
+
+
+def test_a_model_without_text_embeds_no_captions(unconditional):
+    with pytest.raises(ValueError, match="mine takes no text: expected a text-conditioned model"):
+        unconditional.embed(["a cat"])
+
+
+def test_another_space_needs_an_encoder(schedule):
+    with pytest.raises(ValueError, match=r"expected encode for mine: images are \(8, 8, 3\), its x is \(4, 4, 4\)"):
+        dj.Denoiser(lambda params, x, t, condition: x, (), schedule, (8, 8, 3), shape=(4, 4, 4), name="mine")

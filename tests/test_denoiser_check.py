@@ -11,9 +11,10 @@ import pytest
 import dime_jax as dj
 from checkpoints_convert.convert import convert
 from dime_jax import data, draws, model_check, scoring
+from dime_jax._records import parse
 from dime_jax.checkpoints import load_denoiser
 from dime_jax.denoiser_check import DenoiserCheck, Mistake, check_denoiser, usual_schedules
-from dime_jax.query_ledger import Budget, BudgetExceeded
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 SHAPE = (8, 8, 1)
@@ -355,7 +356,7 @@ class TestCounting:
         found = check_denoiser(function(lambda x, t: x * np.nan), sixteen)
         with_mistake = DenoiserCheck((1,), (0.5,), (0.9,), (Mistake("scale", "expect", 2.0),), ("a",), 16, 16)
         for one in (found, with_mistake):
-            assert DenoiserCheck.from_json(json.loads(json.dumps(one.to_json()))) == one
+            assert parse(DenoiserCheck, json.loads(json.dumps(one.to_json())), "check") == one
 
 
 class TestOnce:
@@ -366,7 +367,7 @@ class TestOnce:
         return data.from_images(np.random.default_rng(0).integers(0, 256, (40, *SHAPE), dtype=np.uint8))
 
     def once(self, directory, model, source, **options):
-        options = scoring.Options(silent=True, retry=NO_WAIT, **options)
+        options = scoring.ScoringOptions(silent=True, retry=NO_WAIT, **options)
         return model_check.check_once(directory, model, source, np.arange(10, 40), options=options)
 
     def test_a_second_time_asks_nothing(self, tmp_path, source):
@@ -391,33 +392,17 @@ class TestOnce:
         parts = self.once(tmp_path / "parts", function(lambda x, t: x), source, micro_batch=micro_batch)
         assert parts == whole
 
-    def test_what_was_asked_before_a_kill_is_counted_once(self, tmp_path, source):
-        calls = 0
-
-        def killed(x, t):
-            nonlocal calls
-            calls += 1
-            if calls == 4:
-                raise KeyboardInterrupt
-            return x
-
+    def test_what_was_asked_before_a_kill_is_counted_once(self, tmp_path, source, failing):
+        killed = failing(lambda x, t: x, {4: KeyboardInterrupt()})
         model = function(killed)
         with pytest.raises(KeyboardInterrupt):
             self.once(tmp_path, model, source)
         found = self.once(tmp_path, model, source)
-        assert found.queries == 16 * calls == model.queries.count
+        assert found.queries == 16 * killed.calls == model.queries.count
 
-    def test_a_model_that_fails_for_a_while_is_asked_again(self, tmp_path, source):
-        calls = 0
-
-        def busy(x, t):
-            nonlocal calls
-            calls += 1
-            if calls in (2, 3):
-                raise ConnectionError("busy")
-            return x
-
-        assert self.once(tmp_path, function(busy), source).queries == 16 * calls
+    def test_a_model_that_fails_for_a_while_is_asked_again(self, tmp_path, source, failing):
+        busy = failing(lambda x, t: x, {2: ConnectionError("busy"), 3: ConnectionError("busy")})
+        assert self.once(tmp_path, function(busy), source).queries == 16 * busy.calls
 
     def test_the_budget_holds(self, tmp_path, source):
         ones = function(lambda x, t: np.ones_like(x))

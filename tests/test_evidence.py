@@ -87,11 +87,11 @@ def test_three_verdicts():
     p = [0.001, 0.002, 0.04, 0.2, np.nan]
     verdicts = evidence.candidate_verdicts(p, 999, level=0.05)
     assert verdicts.verdict == [
-        evidence.EVIDENCE,
-        evidence.EVIDENCE,
-        evidence.CANNOT_TELL,  # flagged alone, but 0.04 > 3 * 0.05 / 5
-        evidence.NO_EVIDENCE,
-        evidence.CANNOT_TELL,
+        evidence.Verdict.EVIDENCE,
+        evidence.Verdict.EVIDENCE,
+        evidence.Verdict.CANNOT_TELL,  # flagged alone, but 0.04 > 3 * 0.05 / 5
+        evidence.Verdict.NO_EVIDENCE,
+        evidence.Verdict.CANNOT_TELL,
     ]
     np.testing.assert_array_equal(verdicts.rejected, [True, True, False, False, False])
     assert np.isnan(verdicts.q_values[4])
@@ -116,7 +116,7 @@ def test_a_tie_with_the_level_is_rejected_whatever_the_rounding():
 def test_too_few_held_out_images_to_decide_anything():
     verdicts = evidence.candidate_verdicts([1 / 11, 0.5], 10, level=0.05)
     assert not verdicts.can_decide
-    assert verdicts.verdict == [evidence.CANNOT_TELL] * 2
+    assert verdicts.verdict == [evidence.Verdict.CANNOT_TELL] * 2
     assert "nothing can be decided" in verdicts.warnings[0]
     # The number that is asked for is enough, and one less is not.
     assert verdicts.heldout_needed == 39
@@ -141,7 +141,7 @@ def test_enough_held_out_images_give_no_warning():
     verdicts = evidence.candidate_verdicts(np.ones(100), 1999)
     assert verdicts.candidates_needed == 1
     assert verdicts.warnings == []
-    assert verdicts.verdict == [evidence.NO_EVIDENCE] * 100
+    assert verdicts.verdict == [evidence.Verdict.NO_EVIDENCE] * 100
 
 
 @pytest.mark.parametrize(

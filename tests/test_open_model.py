@@ -28,7 +28,7 @@ def test_everything_that_is_a_model(tmp_path):
     assert "prediction: epsilon (scheduler_config.json)" in folder.facts
     assert dj.open_model("digits", tmp_path).origin == "shipped with dime_jax"
     denoiser = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (8, 8, 1))
-    assert dj.open_model(denoiser, tmp_path) == (denoiser, "a Python object", ())
+    assert dj.open_model(denoiser, tmp_path) == (denoiser, "a Python object", (), None)
     assert {entry.name.partition("-")[0] for entry in tmp_path.iterdir()} == {"model"}
     assert len(list(tmp_path.iterdir())) == 2
     assert converted.describe().splitlines()[0] == f"model {directory.name} ({converted.origin})"
@@ -37,7 +37,7 @@ def test_everything_that_is_a_model(tmp_path):
 def test_a_conversion_is_kept_by_content_options_and_converter(tmp_path, monkeypatch):
     calls = []
 
-    def convert_for_show(source, output, options):
+    def convert_for_show(source, output, options, about_to_read):
         calls.append((source.name, options))
         shutil.copytree(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits", output)
 
@@ -61,11 +61,21 @@ def test_a_conversion_is_kept_by_content_options_and_converter(tmp_path, monkeyp
 
 def test_every_option_counts():
     values = {"dialect": "ddim", "weights": "raw", "model_flags": "f.json", "image_size": 3, "schedule": "cosine"}
-    values["prediction"] = "sample"
-    assert set(values) == {field.name for field in dataclasses.fields(ConversionOptions)}
-    one_each = [ConversionOptions(**{name: value}) for name, value in values.items()]
+    values |= {
+        "prediction": "sample",
+        "lora": str(SECMI),
+        "autoencoder": str(DDIM),
+        "latent": "sample",
+        "hold": "float16",
+    }
+    fields = {field.name for field in dataclasses.fields(ConversionOptions)} - {"lora_scale"}
+    assert set(values) == fields
+    one_each = [ConversionOptions(**{name: (value,) if name == "lora" else value}) for name, value in values.items()]
     assert [options.given() for options in one_each] == [{name: value} for name, value in values.items()]
-    assert len({options.identity() for options in (*one_each, ConversionOptions())}) == 7
+    one_each.append(ConversionOptions(lora=[SECMI], lora_scale=[0.5]))
+    identities = [options.identity() for options in (*one_each, ConversionOptions())]
+    assert len(set(identities)) == 10  # how a latent model is used changes nothing about its conversion
+    assert len({(options.identity(), *options.use().items()) for options in (*one_each, ConversionOptions())}) == 12
 
 
 def test_facts_from_a_stranger_are_printed_safely(tmp_path):
@@ -105,13 +115,13 @@ def pipeline_folder(path, parts, network="UNet2DModel"):
 @pytest.mark.parametrize(
     ("parts", "network", "why"),
     [
-        (["vae", "unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a latent-diffusion"),
-        (["vqvae", "unet"], "UNet2DModel", r"latent-diffusion model \(it holds vqvae\)"),
-        (["unet", "text_encoder"], "UNet2DConditionModel", "not supported, because it is a text-to-image model"),
-        (["unet"], "UNet2DConditionModel", r"text-to-image model \(it holds UNet2DConditionModel\)"),
+        (["vae", "unet", "text_encoder"], "UNet2DConditionModel", "cannot honour _class_name='SomePipeline'"),
+        (["vqvae", "unet"], "UNet2DModel", "not supported, because its autoencoder is a VQ model"),
+        (["unet", "text_encoder_2"], "UNet2DConditionModel", "because it has a second text encoder, as SDXL does"),
+        (["unet"], "UNet2DConditionModel", "cannot honour _class_name='SomePipeline'"),
     ],
 )
-def test_latent_and_text_models_are_refused_with_the_reason(tmp_path, parts, network, why):
+def test_other_latent_and_text_models_are_refused_with_the_reason(tmp_path, parts, network, why):
     with pytest.raises(ValueError, match=why) as error:
         dj.open_model(pipeline_folder(tmp_path / "model", parts, network), tmp_path / "cache")
     assert "\n" not in str(error.value)
@@ -122,7 +132,7 @@ def test_a_latent_checkpoint_is_told_by_its_tensors(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"first_stage_model.decoder.weight": np.zeros(2, np.float32)}, tmp_path / "sd.safetensors")
-    with pytest.raises(ValueError, match="latent-diffusion model"):
+    with pytest.raises(ValueError, match="latent-diffusion model in a single file"):
         dj.open_model(tmp_path / "sd.safetensors", tmp_path / "cache")
 
 

@@ -1,10 +1,12 @@
-"""The attacks as functions, and the registry of them by name."""
+"""The attacks as functions, and the registry of them by name: one file for each, and one line below."""
 
-from dime_jax.attacks.base import Attack, Setting, grid
+from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, grid, norm, query
+from dime_jax.attacks.clid import ATTACKS as _CLID
+from dime_jax.attacks.described import describe_attack
+from dime_jax.attacks.dime import ATTACKS as _DIME
 from dime_jax.attacks.dime import (
     DimeStats,
     DimeTerms,
-    combine,
     decide,
     dime_central_terms,
     dime_norms,
@@ -12,28 +14,50 @@ from dime_jax.attacks.dime import (
     dime_terms,
     theory_phi,
 )
+from dime_jax.attacks.loss import ATTACKS as _LOSS
 from dime_jax.attacks.loss import loss
+from dime_jax.attacks.modules import load_attack_module
+from dime_jax.attacks.pia import ATTACKS as _PIA
 from dime_jax.attacks.pia import pia
 from dime_jax.attacks.registry import attack_names, get_attack, register_attack
+from dime_jax.attacks.rules import Angles, Rule, Single
+from dime_jax.attacks.secmi import ATTACKS as _SECMI
 from dime_jax.attacks.secmi import secmi
+from dime_jax.attacks.sima import ATTACKS as _SIMA
 from dime_jax.attacks.sima import sima, sima_mc
 
+for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME):
+    register_attack(_attack)
+
+BUILT_IN = {name: get_attack(name) for name in attack_names()}
+
 __all__ = [
+    "BUILT_IN",
+    "Angles",
+    "Answer",
     "Attack",
+    "Call",
     "DimeStats",
     "DimeTerms",
+    "Reading",
+    "Recipe",
+    "Rule",
     "Setting",
+    "Single",
     "attack_names",
-    "combine",
     "decide",
+    "describe_attack",
     "dime_central_terms",
     "dime_norms",
     "dime_score",
     "dime_terms",
     "get_attack",
     "grid",
+    "load_attack_module",
     "loss",
+    "norm",
     "pia",
+    "query",
     "register_attack",
     "secmi",
     "sima",

@@ -1,26 +1,33 @@
-"""What all attacks share: how they ask the model, and how they are described to the rest of the package.
+"""What all attacks are made of: calls of the model, recipes that read them, and the entry that describes an attack.
 
-An attack is a pure function of (eps_fn, schedule, x, randomness, setting). Its unit of work is one batched model call,
-and it loops over calls in Python, so it runs over any callable: a jitted network, a NumPy function, a hosted model.
-Scores are **lower for members**, always.
+A call is a frozen record of numbers such as t, γ and a draw's index. Its class says how the query is built, and how the
+answer is reduced to numbers per image. The numbers may be tracers, so a program compiled for a class serves the whole
+(t, γ, index) grid. Equal records are the same query, which is asked once for all attacks that read it.
+
+A call may start from what another, its `source`, left behind: a probe's difference needs the base response, a DDIM hop
+the place where the last one ended. Every call has one source at most, so the calls of a plan form trees.
+
+The unit of work is one batched model call, and calls are made in a Python loop, so an attack runs over any callable: a
+jitted network, a NumPy function, a hosted model. Scores are **lower for members**, always.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import _validate
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Draws
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.attacks.rules import SINGLE, Rule
+from dime_jax.denoiser import OWN, EpsFn
+from dime_jax.draws import NO_DRAWS, Randomness
+from dime_jax.schedule import NoiseSchedule
 
-if TYPE_CHECKING:
-    from dime_jax.attacks.recipes import Recipe
-
+STATE = "state"
 Setting = Mapping[str, int | float]
 
 
@@ -41,16 +48,6 @@ def query(eps_fn: EpsFn, x: jax.Array, t: Any) -> jax.Array:
     return eps.astype(x.dtype)
 
 
-def scaled(schedule: NoiseSchedule, x: jax.Array, t: Any) -> jax.Array:
-    """g = √ᾱ_t x: the image where its noised versions are centred."""
-    return per_image(schedule.sqrt_abar(t), x) * x
-
-
-def noised(schedule: NoiseSchedule, x: jax.Array, noise: jax.Array, t: Any) -> jax.Array:
-    """x_t = √ᾱ_t x + σ_t · noise."""
-    return scaled(schedule, x, t) + per_image(schedule.sigma(t), x) * noise
-
-
 def norm(v: jax.Array, p: float = 2) -> jax.Array:
     """‖v‖_p per image [B], with the root."""
     _validate.check_at_least(p, 1, "p")
@@ -65,34 +62,293 @@ def check_draws(draws: Any, x: jax.Array, name: str) -> jax.Array:
     return draws
 
 
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+class Answer(NamedTuple):
+    """What a call leaves: a state for the calls that start from it, and named numbers per image, each [B]."""
+
+    state: Any
+    numbers: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Call:
+    """One batched model call.
+
+    Attributes:
+      needs_source: names of the numbers (or "state") that cannot be had without the source's state.
+      condition: name of the condition under which the model is asked, of those it offers (`Denoiser.conditions`).
+    """
+
+    needs_source: ClassVar[frozenset[str]] = frozenset()
+    condition: ClassVar[str] = "own"
+
+    @property
+    def source(self) -> "Call | None":
+        """The call whose state this one starts from."""
+        return None
+
+    @property
+    def queries(self) -> int:
+        """What it costs per image."""
+        return 1
+
+    @property
+    def traceable(self) -> bool:
+        """Whether it may be compiled: it then sees tracers for its parameters and the images."""
+        return True
+
+    @property
+    def template(self) -> "Callable[..., Call]":
+        """What makes the call from its arguments; a program is compiled for each."""
+        return type(self)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The numbers that the program takes."""
+        return dataclasses.astuple(self)
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require parameters that the schedule has."""
+        raise NotImplementedError
+
+    def start(self, x: jax.Array) -> Any:
+        """The state to start from where there is no source."""
+        del x
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Build the query, call the model, reduce the answer. `given` is the source's state, None without one."""
+        raise NotImplementedError
+
+
+def start_from(call: Call, given: Any, x: jax.Array) -> Any:
+    """The source's state, or what a call without source starts from."""
+    return call.start(x) if given is None else given
+
+
+def asking(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness = NO_DRAWS) -> Callable[..., Answer]:
+    """The function ask(call, given=None) that checks a call and makes it about the images x."""
+
+    def ask(call: Call, given: Any = None) -> Answer:
+        call.check(schedule)
+        return call.ask(eps_fn, schedule, x, draws, start_from(call, given, x))
+
+    return ask
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+
+class Reading(NamedTuple):
+    """One number per image: which call, and which of its numbers."""
+
+    call: Call
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.call}.{self.name}"
+
+
+class Recipe(NamedTuple):
+    """What an attack reads, and `assemble`: readings [r, B] -> terms [columns, B], NumPy in, NumPy out."""
+
+    readings: tuple[Reading, ...]
+    assemble: Callable[[Any], Any]
+
+
+def one_number(call: Call, name: str) -> Recipe:
+    """One number of one call is the score."""
+    return Recipe((Reading(call, name),), lambda readings: readings)
+
+
+Trees = Mapping[Call | None, tuple[Call, ...]]
+
+
+def grow_trees(readings: Iterable[Reading]) -> Trees:
+    """The distinct calls behind some readings: those that start from each call, and the roots under None.
+
+    A call starts from its source only if the source is asked anyway. The order is that of the calls' parameters,
+    whatever order the readings come in.
+    """
+    asked: dict[Call, None] = {}
+    for call, name in readings:
+        asked[call] = None
+        while name in call.needs_source and call.source is not None:
+            call, name = call.source, STATE
+            asked[call] = None
+    children: dict[Call | None, list[Call]] = {}
+    for call in sorted(asked, key=lambda call: (type(call).__name__, call)):
+        children.setdefault(call.source if call.source in asked else None, []).append(call)
+    return {call: tuple(below) for call, below in children.items()}
+
+
+def walk_trees(
+    roots: Iterable[Call], trees: Trees, ask: Callable[[Call, Any], Answer]
+) -> Iterator[tuple[Call, dict[str, Any]]]:
+    """Ask every call under the roots, depth first, and yield its numbers.
+
+    States live only as long as a call that starts from them is still to come.
+    """
+    stack = [(root, None) for root in reversed(tuple(roots))]
+    while stack:
+        call, given = stack.pop()
+        state, numbers = ask(call, given)
+        stack.extend((child, state) for child in reversed(trees.get(call, ())))
+        del state, given
+        yield call, numbers
+
+
+def calls_below(roots: Iterable[Call], trees: Trees) -> list[Call]:
+    """The calls that `walk_trees` asks, in its order."""
+    return [call for call, _ in walk_trees(roots, trees, lambda call, given: Answer(None, {}))]
+
+
+def run_recipe(recipe: Recipe, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness) -> jax.Array:
+    """An attack's terms [columns, B] by itself, over any callable."""
+    trees = grow_trees(recipe.readings)
+    numbers = dict(walk_trees(trees[None], trees, asking(eps_fn, schedule, images(x), draws)))
+    return recipe.assemble(jnp.stack([numbers[call][name] for call, name in recipe.readings]))
+
+
+def count_queries(recipe: Recipe) -> int:
+    """Model calls per image of an attack by itself."""
+    trees = grow_trees(recipe.readings)
+    return sum(call.queries for call in calls_below(trees[None], trees))
+
+
+# ------------------------------------------------------------------------------------------------------------- entries
+
+Run = Callable[[EpsFn, NoiseSchedule, jax.Array, Randomness, Setting], jax.Array]
+
+
+def _not_given(*arguments: Any) -> Any:
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Whole(Call):
+    """An attack that is only known as `run`, at one setting: whatever it asks. Shares nothing with others.
+
+    Where it may be compiled, t and all floats of its setting are arguments of the program, so that one serves the whole
+    grid. Other integers, such as q, may be counts that a loop runs over, and are part of it.
+    """
+
+    attack: str
+    setting: tuple[tuple[str, int | float], ...]
+    run: Run = dataclasses.field(compare=False, repr=False)
+    cost: int = dataclasses.field(compare=False, repr=False)
+    jitted: bool = dataclasses.field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.attack}({', '.join(f'{name}={value}' for name, value in self.setting)})"
+
+    @property
+    def queries(self) -> int:
+        """What the attack says it costs."""
+        return self.cost
+
+    @property
+    def traceable(self) -> bool:
+        """Whether the attack says so."""
+        return self.jitted
+
+    @property
+    def template(self) -> "WholeTemplate":
+        """The attack without t and floats."""
+        fixed = tuple(item for item in self.setting if not _is_argument(*item))
+        names = tuple(name for name, value in self.setting if _is_argument(name, value))
+        return WholeTemplate(self.attack, fixed, names, self.run, self.cost)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """t and floats."""
+        return tuple(value for name, value in self.setting if _is_argument(name, value))
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """The attack checks its setting itself."""
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Numbers column_0, column_1, …: the attack's terms."""
+        terms = self.run(eps_fn, schedule, x, draws, dict(self.setting))
+        return Answer(None, {f"column_{i}": column for i, column in enumerate(terms)})
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTemplate:
+    """A whole attack at settings that differ in t and floats only."""
+
+    attack: str
+    fixed: tuple[tuple[str, int | float], ...]
+    names: tuple[str, ...]
+    run: Run
+    cost: int
+
+    def __call__(self, *values: Any) -> Whole:
+        """The attack at these values."""
+        return Whole(self.attack, (*self.fixed, *zip(self.names, values)), self.run, self.cost, jitted=True)
+
+
+def _is_argument(name: str, value: int | float) -> bool:
+    return name == "t" or isinstance(value, float)
+
+
 @dataclasses.dataclass(frozen=True)
 class Attack:
     """An attack as the registry, the calibration and the tables see it.
+
+    It is given by its `recipe`, from which `run` and `queries` follow, or, if it cannot be taken apart into calls, by
+    `run` and `queries`.
 
     Attributes:
       name: as in results.json.
       title: as in tables.
       citation: where it comes from.
-      run: (eps_fn, schedule, x, draws, setting) -> terms [columns, B]: one column, the score; or two, B̂² and V̂.
+      run: (eps_fn, schedule, x, draws, setting) -> terms [columns, B]: one column, the score; or several.
       queries: model calls per image at a setting.
       grids: the settings that calibration chooses from, by profile ("paper", "quick", "light").
       tiers: query tiers; each is reported on its own, as the setting's "q". Empty for attacks of fixed cost.
-      angles: for two-column attacks, the candidate angles φ at a setting; None for one column.
-      standardize: whether the two columns are standardised with calibration statistics before they are combined.
-      recipe: the model calls of a setting and how terms follow from them, by which attacks share queries; None for
-        attacks that are only known as `run`.
+      signs: one for each term: 1 where theory says that it is lower for members, -1 where it is higher.
+      rule: how terms become a score.
+      recipe: the model calls of a setting and how terms follow from them, by which attacks share queries.
+      family: whose attack it is: "DIME", or that of a baseline such as "PIA"; its own name if empty.
+      traceable: for an attack without recipe, whether `run` may be compiled. It then sees tracers for the images, and
+        for t and all floats of its setting.
+      conditions: names of the conditions that a model must offer to be asked (`Denoiser.conditions`).
     """
 
     name: str
     title: str
     citation: str
-    run: Callable[[EpsFn, NoiseSchedule, jax.Array, Draws, Setting], jax.Array]
-    queries: Callable[[Setting], int]
-    grids: Mapping[str, Sequence[Setting]]
+    run: Run = _not_given
+    queries: Callable[[Setting], int] = _not_given
+    grids: Mapping[str, Sequence[Setting]] = dataclasses.field(default_factory=dict)
     tiers: tuple[int, ...] = ()
-    angles: Callable[[NoiseSchedule, Setting], Sequence[float]] | None = None
-    standardize: bool = True
-    recipe: "Callable[[Setting], Recipe] | None" = None
+    signs: tuple[int, ...] = (1,)
+    rule: Rule = SINGLE
+    recipe: Callable[[Setting], Recipe] = _not_given
+    family: str = ""
+    traceable: bool = False
+    conditions: tuple[str, ...] = (OWN,)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise ValueError(f"expected an attack's name of letters, digits, _ and -, got {self.name!r}")
+        derived: dict[str, Any] = {"family": self.family or self.name}
+        if self.recipe is not _not_given:
+            derived["run"] = functools.partial(_run_at, self.recipe)
+            derived["queries"] = lambda setting: count_queries(self.recipe(setting))
+        elif _not_given in (self.run, self.queries):
+            raise ValueError(f"expected attack {self.name!r} with a recipe, or with run and queries, got neither")
+        else:
+            derived["recipe"] = self._whole
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def heading(self) -> str:
+        """The title, and the family where the title does not begin with it."""
+        return self.title if self.title.startswith(self.family) else f"{self.title}, {self.family}"
 
     def settings(self, profile: str, tier: int | None = None) -> list[Setting]:
         """The grid of a profile, at one query tier."""
@@ -103,9 +359,42 @@ class Attack:
             raise ValueError(f"expected a query tier >= 1 for {self.name}, got {tier}")
         return [{**setting, "q": tier} for setting in self.grids[profile]]
 
+    def _whole(self, setting: Setting) -> Recipe:
+        """All of the attack as a single call."""
+        whole = Whole(self.name, tuple(sorted(setting.items())), self.run, self.queries(setting), self.traceable)
+        readings = tuple(Reading(whole, f"column_{i}") for i in range(len(self.signs)))
+        return Recipe(readings, lambda readings: readings)
+
+
+def _run_at(
+    recipe: Callable[[Setting], Recipe],
+    eps_fn: EpsFn,
+    schedule: NoiseSchedule,
+    x: jax.Array,
+    draws: Randomness,
+    setting: Setting,
+) -> jax.Array:
+    return run_recipe(recipe(setting), eps_fn, schedule, x, draws)
+
+
+def row_label(attack: str, queries: int) -> str:
+    """ "attack@queries": how one row of the results is called."""
+    return f"{attack}@{queries}"
+
+
+def draw_numbers(setting: Setting) -> range:
+    """0 … q - 1: the draws of a setting at its query tier."""
+    _validate.check_at_least(setting["q"], 1, "q")
+    return range(int(setting["q"]))
+
 
 def grid(**axes: Sequence[int | float]) -> list[Setting]:
     """All combinations of the given values, the last axis running fastest."""
     mesh = np.meshgrid(*axes.values(), indexing="ij")
     columns = [[value.item() for value in np.asarray(axis).ravel()] for axis in mesh]
     return [dict(zip(axes, row)) for row in zip(*columns)]
+
+
+# The authors' grid for 32x32 DDPM checkpoints, one that a laptop gets through, and one for slow models.
+BASELINE_TIMES = {"paper": [*range(10, 300, 20), 300], "quick": [30, 70, 120], "light": [70, 120]}
+BASELINE_GRIDS = {profile: grid(t=times) for profile, times in BASELINE_TIMES.items()}

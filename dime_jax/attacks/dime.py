@@ -10,16 +10,38 @@ V̂ estimates d/σ - V/σ³ (Lemma V-error-bias): it *falls* as the crowding V r
 population-exact weights M/σ² = B² - σV̂ + d lie at φ = -atan σ. Averaged over all probes the error of V̂ is O(γ²).
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import _validate
-from dime_jax.attacks import base
+from dime_jax.attacks.base import (
+    Answer,
+    Attack,
+    Call,
+    Reading,
+    Recipe,
+    Setting,
+    asking,
+    check_draws,
+    draw_numbers,
+    grid,
+    images,
+    norm,
+    query,
+)
+from dime_jax.attacks.rules import Angles, TermStats, weighted
 from dime_jax.denoiser import EpsFn
+from dime_jax.draws import Given, Randomness
 from dime_jax.schedule import NoiseSchedule, per_image
+
+FAMILY = "DIME"
+NUM_ANGLES = 16
 
 
 class DimeTerms(NamedTuple):
@@ -37,13 +59,92 @@ class DimeStats(NamedTuple):
     mean_trace: float
     std_trace: float
 
+    def of_terms(self) -> TermStats:
+        """The same, term by term."""
+        return TermStats((self.mean_sq, self.mean_trace), (self.std_sq, self.std_trace))
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Scaled(Call):
+    """ε(g, t) at g = √ᾱ x: the base response of forward differences. State: ε."""
+
+    t: int
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require t in range."""
+        _validate.check_timestep(self.t, schedule.num_steps)
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """No numbers."""
+        del draws, given
+        return Answer(query(eps_fn, schedule.scaled(x, self.t), self.t), {})
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Probe(Call):
+    """ε(g + γσ z_index, t) at sign probe z. State: ε."""
+
+    t: int
+    gamma: float
+    index: int
+
+    needs_source: ClassVar[frozenset[str]] = frozenset({"trace"})
+
+    @property
+    def source(self) -> Call:
+        """The base response, needed by forward differences only."""
+        return Scaled(self.t)
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require t in range and γ > 0."""
+        _validate.check_timestep(self.t, schedule.num_steps)
+        _validate.check_positive(self.gamma, "gamma")
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Numbers norm: ‖ε‖; trace: zᵀ(ε - ε_base)/γσ, if the base response is given."""
+        probe = draws.rademacher(self.index, x)
+        eps = probe_response(eps_fn, schedule, x, probe, self.t, self.gamma)
+        numbers = {"norm": norm(eps)}
+        if given is not None:
+            numbers["trace"] = trace_term(probe, eps - given, self.gamma * schedule.sigma(self.t).astype(x.dtype))
+        return Answer(eps, numbers)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Mirror(Call):
+    """ε(g - γσ z_index, t): the other side of a probe, for central differences."""
+
+    t: int
+    gamma: float
+    index: int
+
+    needs_source: ClassVar[frozenset[str]] = frozenset({"trace"})
+
+    @property
+    def source(self) -> Call:
+        """The probe whose other side this is."""
+        return Probe(self.t, self.gamma, self.index)
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require what the probe requires."""
+        self.source.check(schedule)
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Numbers norm: ‖ε₋‖; trace: zᵀ(ε₊ - ε₋)/2γσ."""
+        probe = draws.rademacher(self.index, x)
+        eps = probe_response(eps_fn, schedule, x, -probe, self.t, self.gamma)
+        step = 2 * self.gamma * schedule.sigma(self.t).astype(x.dtype)
+        return Answer(None, {"norm": norm(eps), "trace": trace_term(probe, given - eps, step)})
+
 
 def probe_response(
     eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, probe: jax.Array, t: Any, gamma: Any
 ) -> jax.Array:
     """ε(g + γσ z): one model call."""
-    g = base.scaled(schedule, x, t)
-    return base.query(eps_fn, g + gamma * per_image(schedule.sigma(t), x) * probe, t)
+    return query(eps_fn, schedule.scaled(x, t) + gamma * per_image(schedule.sigma(t), x) * probe, t)
 
 
 def trace_term(probe: jax.Array, difference: jax.Array, step: Any) -> jax.Array:
@@ -51,24 +152,18 @@ def trace_term(probe: jax.Array, difference: jax.Array, step: Any) -> jax.Array:
     return jnp.sum((probe * difference).reshape(len(probe), -1), axis=1) / step
 
 
-def _check(schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> tuple[jax.Array, jax.Array]:
-    x = base.images(x)
-    _validate.check_timestep(t, schedule.num_steps)
-    _validate.check_positive(gamma, "gamma")
-    return x, base.check_draws(probes, x, "probes")
+# ------------------------------------------------------------------------------------------------------ as functions
 
 
 def dime_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> DimeTerms:
     """Terms of B̂ and V̂ by forward differences: q + 1 queries per image for probes [q, B, ...] of ±1."""
-    x, probes = _check(schedule, x, probes, t, gamma)
-    step = gamma * schedule.sigma(t).astype(x.dtype)
-    center = base.query(eps_fn, base.scaled(schedule, x, t), t)
-    norms, traces = [], []
-    for probe in probes:
-        eps = probe_response(eps_fn, schedule, x, probe, t, gamma)
-        norms.append(base.norm(eps))
-        traces.append(trace_term(probe, eps - center, step))
-    return DimeTerms(jnp.stack(norms), jnp.stack(traces))
+    x = images(x)
+    probes = check_draws(probes, x, "probes")
+    ask = asking(eps_fn, schedule, x, Given(probes))
+    calls = [Probe(t, gamma, index) for index in range(len(probes))]
+    calls[0].check(schedule)
+    center = ask(calls[0].source).state
+    return _stacked([ask(call, center).numbers for call in calls])
 
 
 def dime_central_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> DimeTerms:
@@ -76,21 +171,32 @@ def dime_central_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: A
 
     Per probe, the trace's error is O(γ²) where the forward difference's is O(γ); no base query is needed.
     """
-    x, probes = _check(schedule, x, probes, t, gamma)
-    step = gamma * schedule.sigma(t).astype(x.dtype)
-    norms, traces = [], []
-    for probe in probes:
-        plus = probe_response(eps_fn, schedule, x, probe, t, gamma)
-        minus = probe_response(eps_fn, schedule, x, -probe, t, gamma)
-        norms.append((base.norm(plus) + base.norm(minus)) / 2)
-        traces.append(trace_term(probe, plus - minus, 2 * step))
-    return DimeTerms(jnp.stack(norms), jnp.stack(traces))
+    x = images(x)
+    probes = check_draws(probes, x, "probes")
+    ask, numbers = asking(eps_fn, schedule, x, Given(probes)), []
+    for index in range(len(probes)):
+        plus = ask(Probe(t, gamma, index))
+        minus = ask(Mirror(t, gamma, index), plus.state)
+        mean_norm = mean_of_sides(plus.numbers["norm"], minus.numbers["norm"])
+        numbers.append({"norm": mean_norm, "trace": minus.numbers["trace"]})
+    return _stacked(numbers)
 
 
 def dime_norms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> jax.Array:
     """The norms of `dime_terms` alone [q, B]: q queries, no base query."""
-    x, probes = _check(schedule, x, probes, t, gamma)
-    return jnp.stack([base.norm(probe_response(eps_fn, schedule, x, probe, t, gamma)) for probe in probes])
+    x = images(x)
+    probes = check_draws(probes, x, "probes")
+    ask = asking(eps_fn, schedule, x, Given(probes))
+    return jnp.stack([ask(Probe(t, gamma, index)).numbers["norm"] for index in range(len(probes))])
+
+
+def mean_of_sides(plus: Any, minus: Any) -> Any:
+    """The level of a pair of probes: the mean of its two norms."""
+    return (plus + minus) / 2
+
+
+def _stacked(numbers: Sequence[dict[str, Any]]) -> DimeTerms:
+    return DimeTerms(*(jnp.stack([one[name] for one in numbers]) for name in DimeTerms._fields))
 
 
 def summarize(terms: DimeTerms) -> Any:
@@ -99,19 +205,11 @@ def summarize(terms: DimeTerms) -> Any:
     return xp.stack([terms.norm.mean(axis=0) ** 2, terms.trace.mean(axis=0)])
 
 
-def combine(level: Any, trace: Any, phi: Any, stats: DimeStats | None = None) -> Any:
-    """cos φ · B̂² + sin φ · V̂, both standardised first if `stats` are given. NumPy in, NumPy out."""
-    xp = jnp if isinstance(level, jax.Array) else np
-    if stats is not None:
-        level = (level - stats.mean_sq) / stats.std_sq
-        trace = (trace - stats.mean_trace) / stats.std_trace
-    return xp.cos(phi) * level + xp.sin(phi) * trace
-
-
 def dime_score(terms: DimeTerms, phi: float, stats: DimeStats | None = None) -> jax.Array:
     """DIME score per image [B], lower for members."""
-    level, trace = summarize(terms)
-    return combine(level, trace, phi, stats)
+    xp = jnp if isinstance(terms.norm, jax.Array) else np
+    weights = xp.cos(phi), xp.sin(phi)
+    return weighted(summarize(terms), weights, None if stats is None else stats.of_terms())
 
 
 def theory_phi(sigma: Any) -> jax.Array:
@@ -122,3 +220,89 @@ def theory_phi(sigma: Any) -> jax.Array:
 def decide(scores: Any, tau: float) -> Any:
     """Membership decisions: score <= τ (the last line of Algorithm 1)."""
     return scores <= tau
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+
+def _probes(setting: Setting) -> list[Probe]:
+    return [Probe(int(setting["t"]), float(setting["gamma"]), index) for index in draw_numbers(setting)]
+
+
+def forward(setting: Setting) -> Recipe:
+    """B̂² and V̂ by forward differences."""
+    probes = _probes(setting)
+    readings = [Reading(probe, name) for name in DimeTerms._fields for probe in probes]
+    return Recipe(tuple(readings), lambda r: summarize(DimeTerms(r[: len(probes)], r[len(probes) :])))
+
+
+def central(setting: Setting) -> Recipe:
+    """B̂² and V̂ by central differences."""
+    probes = _probes(setting)
+    mirrors = [Mirror(probe.t, probe.gamma, probe.index) for probe in probes]
+    readings = [
+        *(Reading(call, "norm") for call in (*probes, *mirrors)),
+        *(Reading(mirror, "trace") for mirror in mirrors),
+    ]
+
+    def assemble(r: Any) -> Any:
+        plus, minus, trace = r.reshape(3, len(probes), -1)
+        return summarize(DimeTerms(mean_of_sides(plus, minus), trace))
+
+    return Recipe(tuple(readings), assemble)
+
+
+def level(setting: Setting) -> Recipe:
+    """B̂² alone."""
+    return Recipe(tuple(Reading(probe, "norm") for probe in _probes(setting)), lambda r: r.mean(axis=0)[None] ** 2)
+
+
+def search_angles(schedule: NoiseSchedule, setting: Setting) -> Sequence[float]:
+    """Equally spaced angles on the full circle: members may lie on either side in each term."""
+    del schedule, setting
+    return [2 * np.pi * i / NUM_ANGLES for i in range(NUM_ANGLES)]
+
+
+_CITATION = "Do, Alabi: DIME: Query-efficient framework for membership inference on diffusion models"
+# The authors' grid for 32x32 DDPM checkpoints, one that a laptop gets through, and one for slow models.
+_TIMES = {"paper": [*range(50, 231, 20)], "quick": [30, 70, 120], "light": [70, 120]}
+_GAMMAS = {"paper": [0.05, 0.1, 0.2, 0.4, 0.6], "quick": [0.1, 0.4], "light": [0.1]}
+_GRIDS = {profile: grid(t=times, gamma=_GAMMAS[profile]) for profile, times in _TIMES.items()}
+_entry = functools.partial(Attack, grids=_GRIDS, family=FAMILY)
+_TIERS = (1, 10, 30)
+_SIGNS = (1, -1)  # B̂² is lower and V̂ higher for members
+
+ATTACKS = (
+    _entry("dime", "DIME", _CITATION, recipe=forward, tiers=_TIERS, signs=_SIGNS, rule=Angles(search_angles)),
+    # Tiers of 1, 5, 15 central pairs cost 2, 10 and 30 queries: the budgets of the other attacks.
+    _entry(
+        "dime_central",
+        "DIME central",
+        f"{_CITATION}; central differences added here",
+        recipe=central,
+        tiers=(1, 5, 15),
+        signs=_SIGNS,
+        rule=Angles(search_angles),
+    ),
+    _entry(
+        "dime_theory",
+        "DIME theory weights",
+        f"{_CITATION}, Eq. M_decomposition",
+        recipe=forward,
+        tiers=_TIERS,
+        signs=_SIGNS,
+        rule=Angles(
+            lambda schedule, setting: [theory_phi(schedule.sigma(int(setting["t"]))).item()], standardize=False
+        ),
+    ),
+    _entry("level_only", "Level only (B²)", f"{_CITATION}, ablation", recipe=level, tiers=_TIERS),
+    _entry(
+        "crowding_only",
+        "Crowding only (V)",
+        f"{_CITATION}, ablation",
+        recipe=forward,
+        tiers=_TIERS,
+        signs=_SIGNS,
+        rule=Angles(lambda schedule, setting: [-np.pi / 2]),
+    ),
+)

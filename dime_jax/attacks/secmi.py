@@ -1,30 +1,99 @@
 """SecMI: the error of one deterministic step there and back on the image's own DDIM trajectory (Duan et al. 2023)."""
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dime_jax import _validate
-from dime_jax.attacks import base
+from dime_jax.attacks.base import (
+    BASELINE_TIMES,
+    STATE,
+    Answer,
+    Attack,
+    Call,
+    Recipe,
+    Setting,
+    asking,
+    grid,
+    images,
+    norm,
+    one_number,
+    query,
+)
+from dime_jax.attacks.calls import Place, Raw
 from dime_jax.denoiser import EpsFn
+from dime_jax.draws import Given, Randomness
 from dime_jax.schedule import NoiseSchedule, per_image
 
 
 def ddim_step(schedule: NoiseSchedule, x: jax.Array, eps: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
     """One deterministic DDIM step, either way: the clean image that eps = ε_θ(x, t_from) implies, noised to t_to."""
     clean = (x - per_image(schedule.sigma(t_from), x) * eps) / per_image(schedule.sqrt_abar(t_from), x)
-    return base.noised(schedule, clean, eps, t_to)
+    return schedule.noised(clean, eps, t_to)
 
 
-def ddim_hop(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
-    """The model call and the DDIM step that follows from it."""
-    return ddim_step(schedule, x, base.query(eps_fn, x, t_from), t_from, t_to)
+@dataclasses.dataclass(frozen=True, order=True)
+class Walk(Call):
+    """Place number n ≥ 1 of the DDIM trajectory in hops of k, and the model's answer there. State: the Place.
+
+    SecMI's hop back from here and its next hop onwards both follow from this one answer, so the trajectory to the
+    highest t_sec serves every other one.
+    """
+
+    k: int
+    n: int
+
+    needs_source: ClassVar[frozenset[str]] = frozenset({"error", STATE})
+
+    @property
+    def source(self) -> Call:
+        """The place before."""
+        return Walk(self.k, self.n - 1) if self.n > 1 else Raw(0)
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require hops forward, to a place that the schedule has."""
+        _validate.check_at_least(self.k, 1, "k")
+        _validate.check_timestep(self.k * self.n, schedule.num_steps, "the step after t_sec's last")
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Number error: squared distance between the place before and where a hop back from here ends."""
+        del x, draws
+        t_from, t_to = self.k * (self.n - 1), self.k * self.n
+        there = ddim_step(schedule, given.x, given.eps, t_from, t_to)
+        eps = query(eps_fn, there, t_to)
+        back = ddim_step(schedule, there, eps, t_to, t_from)
+        return Answer(Place(there, eps), {"error": norm(back - given.x) ** 2})
 
 
-def trajectory_steps(t_sec: int, k: int) -> list[int]:
-    """The timesteps that the trajectory visits on its way to t_sec: k, 2k, … below t_sec."""
-    return list(range(0, t_sec, k))[1:]
+@dataclasses.dataclass(frozen=True, order=True)
+class Next(Call):
+    """ε(√ᾱ x + σ ξ_0, t + 1) at Gaussian noise ξ, against ε(x, t): SecMI as the DIME paper prints it."""
+
+    t: int
+
+    needs_source: ClassVar[frozenset[str]] = frozenset({"error"})
+
+    @property
+    def source(self) -> Call:
+        """The response at t."""
+        return Raw(self.t)
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require a step after t."""
+        _validate.check_timestep(self.t + 1, schedule.num_steps, "t_sec + 1")
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+        """Number error: σ_t times the distance of the two responses."""
+        noisy = query(eps_fn, schedule.noised(x, draws.gaussian(0, x), self.t + 1), self.t + 1)
+        return Answer(None, {"error": norm(per_image(schedule.sigma(self.t), x) * (given.eps - noisy))})
+
+
+def places(t_sec: int, k: int) -> list[Walk]:
+    """The trajectory: places k, 2k, … below t_sec, and the one after, from which SecMI hops back."""
+    _validate.check_at_least(k, 1, "k")
+    return [Walk(k, n) for n in range(1, max(1, -(-t_sec // k)) + 1)]
 
 
 def secmi(
@@ -45,22 +114,30 @@ def secmi(
     "paper": the one-step formula that the DIME paper prints, ‖σ_t (ε(x, t) - ε(√ᾱ_{t+1} x + σ_{t+1} ε, t + 1))‖ at
     t = t_sec, with given `noise` [B, ...]: 2 queries.
     """
-    x = base.images(x)
+    x = images(x)
     _validate.check_choice(variant, ("official", "paper"), "variant")
-    _validate.check_at_least(k, 1, "k")
+    walk = places(t_sec, k)
     _validate.check_timestep(t_sec, schedule.num_steps, "t_sec")
     if variant == "paper":
         if noise is None:
             raise ValueError("secmi variant='paper' needs noise of the images' shape, got noise=None")
         _validate.check_shape(noise, x.shape, "noise")
-        _validate.check_timestep(t_sec + 1, schedule.num_steps, "t_sec + 1")
-        clean = base.query(eps_fn, x, t_sec)
-        noisy = base.query(eps_fn, base.noised(schedule, x, jnp.asarray(noise, x.dtype), t_sec + 1), t_sec + 1)
-        return base.norm(per_image(schedule.sigma(t_sec), x) * (clean - noisy))
-    last = 0
-    for t in trajectory_steps(t_sec, k):
-        x, last = ddim_hop(eps_fn, schedule, x, last, t), t
-    _validate.check_timestep(last + k, schedule.num_steps, "the step after t_sec's last")
-    there = ddim_hop(eps_fn, schedule, x, last, last + k)
-    back = ddim_hop(eps_fn, schedule, there, last + k, last)
-    return base.norm(back - x) ** 2
+        ask = asking(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None]))
+        return ask(Next(t_sec), ask(Raw(t_sec)).state).numbers["error"]
+    walk[-1].check(schedule)
+    ask = asking(eps_fn, schedule, x)
+    answer = ask(Raw(0))
+    for place in walk:
+        answer = ask(place, answer.state)
+    return answer.numbers["error"]
+
+
+def recipe(setting: Setting) -> Recipe:
+    """The error of the hop back from the last place."""
+    return one_number(places(int(setting["t"]), int(setting["k"]))[-1], "error")
+
+
+_CITATION = "Duan et al.: Are diffusion models vulnerable to membership inference attacks?, 2023"
+_GRIDS = {profile: grid(t=times, k=[10]) for profile, times in BASELINE_TIMES.items()}
+
+ATTACKS = (Attack("secmi", "SecMI_stat", _CITATION, recipe=recipe, grids=_GRIDS, family="SecMI"),)

@@ -3,25 +3,29 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
-from dime_jax import _validate, planning, scoring
-from dime_jax.attacks import Setting, get_attack
+from dime_jax import _validate, scoring
+from dime_jax.attacks import Setting, get_attack, load_attack_module
 from dime_jax.data import Source
-from dime_jax.denoiser import Denoiser
+from dime_jax.data.captions import CHOICES
+from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.findings.facts import Settings
+from dime_jax.scoring import planning
 
 EXAMPLE = "digits"
-DEFAULT_OPTIONS = scoring.Options()
+_THEORY_QUERIES = 11  # of DIME without known members, where the profile has no bound
+DEFAULT_OPTIONS = scoring.ScoringOptions()
 
 
 class Profile(NamedTuple):
-    """How much work an audit is: images per class in each half, and query tiers; None for all there are."""
+    """How much work an audit is: images per class in each half, and query budgets; None for all there is."""
 
     calibration_size: int | None
     test_size: int | None
-    queries: tuple[int, ...] | None
+    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs at most so many
     every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
     def replaced(self, calibration_size: int | None, test_size: int | None, queries: Sequence[int] | None) -> "Profile":
@@ -29,15 +33,15 @@ class Profile(NamedTuple):
         return Profile(
             self.calibration_size if calibration_size is None else calibration_size,
             self.test_size if test_size is None else test_size,
-            self.queries if queries is None else tuple(queries),
+            tuple(queries) if queries else self.queries,
             self.every_heldout,
         )
 
 
-# A tier of 5 central pairs costs 10 queries, as the other attacks' tier of 10.
+# DIME's tiers of 1 and 10 probes cost 2 and 11 queries.
 PROFILES = {
-    "light": Profile(60, 100, (1,), every_heldout=False),
-    "quick": Profile(150, 300, (1, 5, 10)),
+    "light": Profile(60, 100, (2,), every_heldout=False),
+    "quick": Profile(150, 300, (2, 11)),
     "paper": Profile(500, None, None),
 }
 
@@ -59,11 +63,15 @@ class AuditConfig:
       images: with `split`: the source that the split's indices are about.
       split: split file of SecMI or dime-mia.
       labels: CSV file of lines "id,label", for class-conditional models whose images carry no labels.
+      captions: of text-conditioned models: "own" asks about each image with its own caption, as None does, "none" with
+        the empty one.
       groups: CSV file of lines "id,group": images of one owner, shoot or cluster, which are no independent evidence.
         Candidates go by their ids, others by "members/ID" and "heldout/ID".
       attacks: names in the registry; all if None.
-      queries: query tiers; those of the profile if None.
-      profile: "quick", "paper", or "light" for slow models: grid, sizes and tiers.
+      attack_module: a Python file that registers attacks of your own, see `dime_jax.register_attack`.
+      queries: at most so many queries per image: every attack at its largest tier that costs no more, and nothing that
+        costs more. Of several numbers, the tier for each. As the profile says if None.
+      profile: "quick", "paper", or "light" for slow models: grid, sizes and query budgets.
       grid: parameters that replace the grid's, such as [{"t": 70}].
       calibration_size: at most so many images per class choose the settings; as the profile says if None.
       test_size: at most so many images per class are tested.
@@ -88,7 +96,9 @@ class AuditConfig:
     split: str | os.PathLike[str] | None = None
     labels: str | os.PathLike[str] | None = None
     groups: str | os.PathLike[str] | None = None
+    captions: str | None = None
     attacks: Sequence[str] | None = None
+    attack_module: str | os.PathLike[str] | None = None
     queries: Sequence[int] | None = None
     profile: str = "quick"
     grid: Sequence[Setting] | None = None
@@ -101,10 +111,12 @@ class AuditConfig:
     delta: float = 0.0
     randomised: bool = False
     seed: int = 0
-    options: scoring.Options = DEFAULT_OPTIONS
+    options: scoring.ScoringOptions = DEFAULT_OPTIONS
     conversion: ConversionOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
+        if self.attack_module is not None:
+            load_attack_module(self.attack_module)
         _validate.check_choice(self.profile, tuple(PROFILES), "profile")
         if not 0 < self.level < 1:
             raise ValueError(f"expected 0 < level < 1, got level={self.level}")
@@ -113,6 +125,8 @@ class AuditConfig:
         for name in ("calibration_size", "test_size"):
             if getattr(self, name) is not None:
                 _validate.check_at_least(getattr(self, name), 10, name)
+        if self.captions is not None:
+            _validate.check_choice(self.captions, CHOICES, "captions")
         if (self.images is None) != (self.split is None):
             raise ValueError("expected images and split together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
@@ -120,9 +134,10 @@ class AuditConfig:
         _validate.check_at_least(self.timestep, 0, "timestep")
         _validate.check_positive(self.gamma, "gamma")
         _validate.check_at_least(self.queries or 1, 1, "queries")
-        if self.members_known:
-            planning.check_tiers(self.attacks, self.queries)
-        labels = self.row_labels()
+        self.check_decider(self.row_labels())
+
+    def check_decider(self, labels: Sequence[str]) -> None:
+        """Require what is to decide to be among these rows."""
         if self.decide_with is not None and self.decide_with not in labels:
             raise ValueError(f"unknown attack {self.decide_with!r} to decide with; expected one of {', '.join(labels)}")
 
@@ -140,13 +155,27 @@ class AuditConfig:
         """Whether there are members to calibrate with: named, or those of the shipped example."""
         return self.members is not None or self.images is not None or self.heldout is None
 
-    def jobs(self) -> list[planning.Job]:
-        """Every attack and setting to choose from; without known members, the only one."""
+    def jobs(self, conditions: Collection[str] = TEXT_CONDITIONS) -> list[planning.Job]:
+        """Every attack and setting to choose from, for a model that offers these conditions; without members, one."""
         if self.members_known:
-            return planning.grid_jobs(self.attacks, self.profile, self.sizes().queries, self.grid)
+            return planning.grid_jobs(*self._grid, conditions)
         for name in self.attacks or ():
             get_attack(name)
         return [planning.Job(get_attack("dime_theory"), self.theory_setting())]
+
+    def left_out(self, conditions: Collection[str] = (OWN,)) -> list[str]:
+        """What is not asked because it costs too many queries, in one line for each attack."""
+        return planning.left_out(*self._grid, conditions) if self.members_known else []
+
+    @property
+    def _grid(self) -> tuple[Sequence[str] | None, str, Sequence[int] | None, Sequence[Setting] | None, int | None]:
+        """The arguments of `planning.grid_jobs`. What a user names bounds all attacks, a profile only chooses tiers."""
+        most = max(self.queries) if self.queries else None
+        return self.attacks, self.profile, self.sizes().queries, self.grid, most
+
+    def offered(self, denoiser: Denoiser) -> tuple[str, ...]:
+        """The conditions under which a model can be asked; without captions there are no parts of them either."""
+        return (OWN,) if self.captions == "none" else denoiser.conditions
 
     def row_labels(self) -> list[str]:
         """The names "attack@queries" of what may decide about candidates."""
@@ -159,19 +188,42 @@ class AuditConfig:
 
     def theory_setting(self) -> Setting:
         """DIME's setting without known members."""
-        return {"t": self.timestep, "gamma": self.gamma, "q": max(self.sizes().queries or (10,))}
+        setting, budget = {"t": self.timestep, "gamma": self.gamma}, max(self.sizes().queries or (_THEORY_QUERIES,))
+        jobs = planning.grid_jobs(["dime_theory"], self.profile, [budget], [setting])
+        return max(jobs, key=lambda job: job.queries).setting
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings that someone needs to repeat the audit."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del fields["output"], fields["options"]
-        fields["conversion"] = self.conversion.given() or None
-        return {name: _plain(value) for name, value in fields.items() if value is not None}
+    def settings(self, after: str | os.PathLike[str] | Denoiser | None = None) -> Settings:
+        """The settings that someone needs to repeat the audit, or a comparison with the model `after`."""
+        return Settings(
+            model=_name(self.model) or "",
+            members=_name(self.members),
+            heldout=_name(self.heldout),
+            candidates=_name(self.candidates),
+            images=_name(self.images),
+            split=_name(self.split),
+            labels=_name(self.labels),
+            groups=_name(self.groups),
+            captions=self.captions,
+            attacks=None if self.attacks is None else tuple(self.attacks),
+            attack_module=None if self.attack_module is None else str(pathlib.Path(self.attack_module).resolve()),
+            queries=None if self.queries is None else tuple(self.queries),
+            profile=self.profile,
+            grid=None if self.grid is None else tuple(self.grid),
+            calibration_size=self.calibration_size,
+            test_size=self.test_size,
+            decide_with=self.decide_with,
+            level=self.level,
+            timestep=self.timestep,
+            gamma=self.gamma,
+            delta=self.delta,
+            randomised=self.randomised,
+            seed=self.seed,
+            conversion=self.conversion.given() or None,
+            after=_name(after),
+        )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Source | Denoiser):
-        return value.name
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _name(place: str | os.PathLike[str] | Source | Denoiser | None) -> str | None:
+    if isinstance(place, Source | Denoiser):
+        return place.name
+    return None if place is None else os.fspath(place)

@@ -4,14 +4,15 @@ import dataclasses
 import os
 import pathlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from dime_jax import planning, query_ledger
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
+from dime_jax.denoiser import OWN, Denoiser
 from dime_jax.progress import duration
 from dime_jax.schedule import NoiseSchedule
+from dime_jax.scoring import planning, query_ledger
 
 LONG_SECONDS = 600.0
 LIGHT = "light"
@@ -42,9 +43,11 @@ class Cost(NamedTuple):
         return self.calibration + self.test + self.candidates
 
 
-def expected(config: AuditConfig, images: AuditImages, schedule: NoiseSchedule) -> Cost:
+def expected(
+    config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
+) -> Cost:
     """What an audit of these images will take."""
-    jobs, candidates = config.jobs(), len(images.candidates)
+    jobs, candidates = config.jobs(conditions), len(images.candidates)
     deciding = [job.queries for job in jobs if config.decide_with in (None, *planning.row_labels([job]))]
     if not config.members_known:
         heldout = len(images.split.heldout)
@@ -74,7 +77,7 @@ def _at_most(count: int, most: int | None) -> int:
 
 
 def announced(
-    config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, say: Callable[[AuditConfig, str], None]
+    config: AuditConfig, images: AuditImages, denoiser: Denoiser, say: Callable[[AuditConfig, str], None]
 ) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
@@ -86,19 +89,25 @@ def announced(
         nonlocal said
         if not said:
             said = True
-            for line in announcement(config, images, schedule, seconds):
+            for line in announcement(config, images, denoiser.schedule, seconds, config.offered(denoiser)):
                 say(config, line)
 
     return dataclasses.replace(config, options=dataclasses.replace(config.options, on_rate=on_rate))
 
 
-def announcement(config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, seconds: float) -> Iterator[str]:
+def announcement(
+    config: AuditConfig,
+    images: AuditImages,
+    schedule: NoiseSchedule,
+    seconds: float,
+    conditions: Collection[str] = (OWN,),
+) -> Iterator[str]:
     """The lines that `announced` says, at so many seconds for a query."""
-    cost = expected(config, images, schedule)
+    cost = expected(config, images, schedule, conditions)
     left = max(0, cost.queries - _made(config.directory))
     yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"
     light = lighter(config) if left * seconds > LONG_SECONDS else None
-    less = None if light is None else expected(light, images, schedule)
+    less = None if light is None else expected(light, images, schedule, conditions)
     if light is not None and less is not None and less.queries < left:
         yield f"a lighter audit takes about {duration(less.queries * seconds)}: {command(light)}"
         yield f"it is less sensitive: {'; '.join(_losses(cost, less))}"
@@ -144,11 +153,9 @@ def command(config: AuditConfig) -> str:
         words.append(f"--{field.name}")
         if not isinstance(value, bool):
             words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    for name, value in config.conversion.given().items():
-        words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    return shlex.join([*words, *config.conversion.arguments()])
 
 
 def _made(directory: pathlib.Path) -> int:
     """Queries made in all stages so far."""
-    return sum(query_ledger.queries_made(table) for table in {path.parent for path in directory.rglob("queries-*.bin")})
+    return query_ledger.queries_made(directory)

@@ -13,8 +13,8 @@ import importlib.resources
 import itertools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from dime_jax.data import Source, Split
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
 from dime_jax.data.groups import ALONE, connect
+from dime_jax.data.sources import why_no_captions
 from dime_jax.denoiser import Denoiser
+from dime_jax.findings.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05
 EXAMPLE_CANDIDATES = 24  # members, and as many others
@@ -43,29 +45,6 @@ class UnusableImage(NamedTuple):
     reason: str
 
 
-class CandidateCopy(NamedTuple):
-    """A candidate of which there is a copy.
-
-    Attributes:
-      candidate: its id.
-      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
-      other: the copy's id.
-      kind: "exact", the same to the pixel, or "near".
-    """
-
-    candidate: str
-    role: str
-    other: str
-    kind: str
-
-    @property
-    def note(self) -> str:
-        """In words: "near copy of members/cat.png"."""
-        known = "" if self.role == "candidates" or self.other.startswith(f"{self.role}/") else f" ({self.role})"
-        whose = "another candidate, " if self.role == "candidates" else ""
-        return f"{self.kind} copy of {whose}{self.other}{known}"
-
-
 class AuditImages(NamedTuple):
     """All images of an audit.
 
@@ -75,8 +54,7 @@ class AuditImages(NamedTuple):
       candidates: positions in the source, int64 [m].
       truth: which candidates are members, bool [m], where that is known.
       groups: int64 over the source, images that belong together, -1 for none (see `data.groups`).
-      duplicates: what was found, for results.json.
-      copies: candidates that are copies of other images, at most one record for each.
+      duplicates: what was found; of candidates that are copies of other images, at most one record for each.
       unusable: images that were left out because they cannot be used.
       warnings: for the reader.
     """
@@ -86,15 +64,13 @@ class AuditImages(NamedTuple):
     candidates: np.ndarray
     truth: np.ndarray | None
     groups: np.ndarray
-    duplicates: dict[str, Any]
-    copies: list[CandidateCopy]
+    duplicates: DuplicateFacts
     unusable: list[UnusableImage]
     warnings: list[str]
 
-    def counts(self) -> dict[str, Any]:
-        """How many candidates there were, and how many images of each role could not be used, for results.json."""
-        unusable = {role: sum(one.role == role for one in self.unusable) for role in _ROLES}
-        return {"candidates": len(self.candidates) + unusable["candidates"], "unusable": unusable}
+    def count_unusable(self) -> RoleCounts:
+        """How many images of each role could not be used."""
+        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in _ROLES))
 
     def reference(self, calibration: Split) -> np.ndarray:
         """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
@@ -102,9 +78,9 @@ class AuditImages(NamedTuple):
         calibrated = self.groups[np.concatenate([calibration.member, calibration.heldout])]
         return rest[~np.isin(self.groups[rest], calibrated[calibrated >= 0])]
 
-    def unusable_candidates(self) -> list[dict[str, str]]:
-        """Id and reason of each candidate that could not be used, for the record."""
-        return [{"id": one.id, "reason": one.reason} for one in self.unusable if one.role == "candidates"]
+    def unusable_candidates(self) -> tuple[UnusableCandidate, ...]:
+        """The candidates that could not be used."""
+        return tuple(UnusableCandidate(one.id, one.reason) for one in self.unusable if one.role == "candidates")
 
 
 class _Roles(NamedTuple):
@@ -116,7 +92,7 @@ class _Roles(NamedTuple):
     def by_name(self) -> dict[str, np.ndarray]:
         return {"members": self.split.member, "heldout": self.split.heldout, "candidates": self.candidates}
 
-    def without_unusable(self, usable: Mapping[int, Any]) -> "_Roles":
+    def without_unusable(self, usable: Collection[int]) -> "_Roles":
         members, heldout, candidates = (
             np.array([index for index in indices.tolist() if index in usable], np.int64)
             for indices in self.by_name().values()
@@ -140,7 +116,7 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
         cannot be used: more than 10 % of the members or of the held-out images, or all candidates.
     """
     roles = _open_roles(config, denoiser)
-    source = _with_labels(roles.source, config.labels, denoiser)
+    source = with_captions(_with_labels(roles.source, config.labels, denoiser), config.captions, denoiser)
     *half_sizes, _, every = config.sizes()
     # Both halves get as many images, so nothing beyond twice the larger half is used; finding duplicates takes time.
     # But candidates are compared with every held-out image there is: each makes their p-values finer.
@@ -165,9 +141,7 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> AuditImages:
     owners = None if config.groups is None else data.read_groups(config.groups, source.ids)
     groups = data.merge_groups(duplicates.groups, source.identities, owners)
     assert groups is not None
-    return AuditImages(
-        source, kept, roles.candidates, roles.truth, groups, found, copies, unusable, warnings + copy_warnings
-    )
+    return AuditImages(source, kept, roles.candidates, roles.truth, groups, found, unusable, warnings + copy_warnings)
 
 
 def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fingerprint: str) -> Split:
@@ -262,6 +236,7 @@ def _part(source: Source, indices: np.ndarray) -> Source:
         read=lambda index: source.read(int(indices[index])),
         labels=None if source.labels is None else source.labels[indices],
         identities=None if source.identities is None else source.identities[indices],
+        captions=None if source.captions is None else [source.captions[i] for i in indices],
     )
 
 
@@ -291,6 +266,26 @@ def _with_labels(source: Source, file: str | os.PathLike[str] | None, denoiser: 
     if missing:
         raise ValueError(f"expected a label for each image in {file}, got none for {missing[0]!r}")
     return dataclasses.replace(source, labels=np.array([label[id] for id in source.ids], np.int32))
+
+
+def with_captions(source: Source, captions: str | None, denoiser: Denoiser) -> Source:
+    """The source with the captions that a model is asked with: its own, or with captions="none" the empty one.
+
+    Raises:
+      ValueError: if the model takes captions and the source has none, or the other way round.
+    """
+    if not denoiser.takes_text:
+        if captions is not None:
+            raise ValueError(f"{denoiser.name} takes no text: expected no --captions {captions}")
+        return source
+    if captions == "none":
+        return data.empty_captions(source)
+    if source.captions is None:
+        raise ValueError(
+            f"{denoiser.name} takes captions, and not all images have one: give --captions none to ask with the empty "
+            f"caption ({why_no_captions(source)})"
+        )
+    return source
 
 
 def _draw(side: np.ndarray, size: int | None, seed: int) -> np.ndarray:
@@ -377,12 +372,12 @@ def _size_warnings(roles: _Roles, looks: Mapping[int, _Look], shape: tuple[int, 
                 f"{most[0]}x{most[1]}): scores are only comparable if training did it the same way"
             )
     if sizes["members"] and not set(sizes["members"]) & set(sizes["heldout"]):
-        warnings.append("members and held-out images come in different sizes: what is found may be the resizing")
+        warnings.append("members and held-out images come in different sizes: what is found may be the resizing alone")
     own = sum(count for size, count in sizes["candidates"].items() if size not in sizes["heldout"])
     if own:
         warnings.append(
-            f"{own} of {sizes['candidates'].total()} candidates come in sizes that no held-out image has, so that they "
-            "were resized differently: what is found may be the resizing"
+            f"{own} of {sizes['candidates'].total()} candidates come in sizes that no held-out image has, so they were "
+            "resized differently: what is found may be the resizing alone"
         )
     return warnings
 
@@ -443,32 +438,42 @@ def _first_two(grouping: np.ndarray, indices: np.ndarray) -> dict[int, list[int]
 
 def _without_copies(
     duplicates: data.Duplicates, roles: _Roles, copies: Sequence[CandidateCopy]
-) -> tuple[Split, dict[str, Any], list[str]]:
+) -> tuple[Split, DuplicateFacts, list[str]]:
     """The split without images that have copies in another role, what was found, and warnings about it."""
     groups, split, candidates = duplicates.groups, roles.split, roles.candidates
-    found: dict[str, Any] = data.report_duplicates(duplicates, split)._asdict()
-    del found["across_calibration_test"]  # clusters are never cut
     kept = data.remove_shared(split, groups)
-    found["left_out"] = len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout)
-    warnings = []
-    if found["left_out"]:
-        warnings.append(f"{found['left_out']} images were left out: copies of them are both members and held-out")
-    for role, what, side in (
-        ("members", "known members", split.member),
-        ("heldout", "held-out images", split.heldout),
-    ):
-        count = found[f"candidates_among_{role}"] = len(_shared(groups, candidates, side))
-        if count:
-            warnings.append(f"{count} candidates are copies or near copies of {what}, which were left out")
-    among = sum(copy.role == "candidates" for copy in copies)
-    if among:
-        warnings.append(
-            f"{among} candidates are copies or near copies of other candidates: the test of the set counts them once"
-        )
-    found["candidates"] = [copy._asdict() for copy in copies]
+    found = data.report_duplicates(duplicates, split)
+    facts = DuplicateFacts(
+        exact_pairs=found.exact_pairs,
+        near_pairs=found.near_pairs,
+        clusters=found.clusters,
+        largest_cluster=found.largest_cluster,
+        across_member_heldout=found.across_member_heldout,
+        left_out=len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout),
+        candidates_among_members=len(_shared(groups, candidates, split.member)),
+        candidates_among_heldout=len(_shared(groups, candidates, split.heldout)),
+        candidates=tuple(copies),
+    )
     # An image that is a candidate too would be a witness in its own case.
     sides = (np.setdiff1d(side, _shared(groups, side, candidates)) for side in (kept.member, kept.heldout))
-    return Split(*sides), found, warnings
+    return Split(*sides), facts, _copy_warnings(facts)
+
+
+def _copy_warnings(facts: DuplicateFacts) -> list[str]:
+    among = sum(copy.role == "candidates" for copy in facts.candidates or ())
+    said = (
+        (facts.left_out, "images were left out: there are copies of them among both members and held-out images"),
+        (
+            facts.candidates_among_members,
+            "candidates are copies or near copies of known members, which were left out",
+        ),
+        (
+            facts.candidates_among_heldout,
+            "candidates are copies or near copies of held-out images, which were left out",
+        ),
+        (among, "candidates are copies or near copies of other candidates: the test of the set counts them once"),
+    )
+    return [f"{count} {words}" for count, words in said if count]
 
 
 def _shared(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:

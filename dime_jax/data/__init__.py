@@ -1,10 +1,11 @@
 """Data as users have it: sources, transforms, splits and duplicates (`dj.data`)."""
 
 from dime_jax.data.batches import Batch, ImageReport, TooManyBadImages, batches, fingerprint
+from dime_jax.data.captions import reduced_captions
 from dime_jax.data.duplicates import DuplicateReport, Duplicates, find_duplicates, remove_shared, report_duplicates
 from dime_jax.data.groups import merge_groups, read_groups, shared_groups
 from dime_jax.data.opening import open_source
-from dime_jax.data.sources import BadImage, Item, Source, from_images, join
+from dime_jax.data.sources import BadImage, Item, Source, empty_captions, from_images, join, require_captions
 from dime_jax.data.splits import (
     Halves,
     Split,
@@ -32,6 +33,7 @@ __all__ = [
     "TooManyBadImages",
     "Transform",
     "batches",
+    "empty_captions",
     "find_duplicates",
     "fingerprint",
     "from_images",
@@ -46,8 +48,10 @@ __all__ = [
     "read_groups",
     "read_split",
     "recognise_range",
+    "reduced_captions",
     "remove_shared",
     "report_duplicates",
+    "require_captions",
     "shared_groups",
     "sima_celeba_split",
     "split_of_joined",

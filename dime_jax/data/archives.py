@@ -7,7 +7,7 @@ import pickle
 import tarfile
 import zipfile
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ _CIFAR10 = _CifarLayout(
 _CIFAR100 = _CifarLayout("cifar100", {"train": ("train",), "test": ("test",)}, 2, b"fine_labels")
 
 
-def cifar10(path: str | os.PathLike, split: str = "train") -> Source:
+def cifar10(path: str | os.PathLike[str], split: str = "train") -> Source:
     """CIFAR-10 as published, binary or python version: `path` is its folder, the one above, or the .tar.gz itself.
 
     The 50,000 training images in the order of data_batch_1 ... 5, to which SecMI's indices refer, or the 10,000 test
@@ -46,12 +46,12 @@ def cifar10(path: str | os.PathLike, split: str = "train") -> Source:
     return _cifar(_CIFAR10, path, split)
 
 
-def cifar100(path: str | os.PathLike, split: str = "train") -> Source:
+def cifar100(path: str | os.PathLike[str], split: str = "train") -> Source:
     """CIFAR-100 as published (see `cifar10`), with its 100 fine labels."""
     return _cifar(_CIFAR100, path, split)
 
 
-def _cifar(layout: _CifarLayout, path: str | os.PathLike, split: str) -> Source:
+def _cifar(layout: _CifarLayout, path: str | os.PathLike[str], split: str) -> Source:
     _validate.check_choice(split, tuple(layout.files), "split")
     images, labels = [], []
     for name, file, binary in _cifar_files(layout, pathlib.Path(path).expanduser(), split):
@@ -81,7 +81,7 @@ class _CifarBatch(NamedTuple):
     labels: np.ndarray
 
 
-def _cifar_files(layout: _CifarLayout, path: pathlib.Path, split: str) -> list[tuple[str, Any, bool]]:
+def _cifar_files(layout: _CifarLayout, path: pathlib.Path, split: str) -> list[tuple[str, pathlib.Path | bytes, bool]]:
     """(name, path or bytes, is binary) of the split's files, all of one version."""
     wanted = layout.files[split]
     contents: Mapping[str, pathlib.Path | bytes]
@@ -144,7 +144,7 @@ def _read_cifar_pickle(layout: _CifarLayout, name: str, file: pathlib.Path | byt
 class _CifarUnpickler(pickle.Unpickler):
     """Unpickles containers, numbers, strings and NumPy arrays; every other global is refused before it is called."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         # Spelled numpy.core before NumPy 2.
         if (module.replace("numpy.core", "numpy._core"), name) == ("numpy._core.multiarray", "_reconstruct"):
             return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ class _CifarUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a CIFAR batch")
 
 
-def stl10u(path: str | os.PathLike) -> Source:
+def stl10u(path: str | os.PathLike[str]) -> Source:
     """STL-10's unlabelled images: unlabeled_X.bin, or the folder that holds it (or its stl10_binary).
 
     Each image is 3 planes of 96 columns of 96 pixels, uint8. The order is the file's, to which published indices refer.
@@ -173,7 +173,7 @@ def stl10u(path: str | os.PathLike) -> Source:
 
 
 def arrays(
-    path: str | os.PathLike, images: str | None = None, labels: str | None = None, value_range: str | None = None
+    path: str | os.PathLike[str], images: str | None = None, labels: str | None = None, value_range: str | None = None
 ) -> Source:
     """A .npy file of images, or a .npz file with images and perhaps labels and ids.
 
@@ -213,7 +213,13 @@ def _load_columns(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise ValueError(f"expected {path} to be a .npy or .npz file without pickled objects: {error}") from error
 
 
-def _pick(columns: dict, given: str | None, usual: tuple[str, ...], path: pathlib.Path, optional: bool = False) -> Any:
+def _pick(
+    columns: Mapping[str, np.ndarray],
+    given: str | None,
+    usual: tuple[str, ...],
+    path: pathlib.Path,
+    optional: bool = False,
+) -> str | None:
     found = given if given is not None else next((key for key in usual if key in columns), None)
     if found is None and (optional or len(columns) == 1):
         return None

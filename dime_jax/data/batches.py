@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from dime_jax import _validate
-from dime_jax.data.sources import BadImage, Item, Source, pixel_digest
+from dime_jax.data.sources import BadImage, Item, Source, pixel_digest, require_captions
 from dime_jax.data.transforms import Transform
 
 MAX_UNUSABLE_FRACTION = 0.1
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Batch(NamedTuple):
     """Images for one model call, always of the same shape.
 
-    Rows with mask False hold zeros for an image: either padding (index -1, id "", label 0), or a bad image under its
-    own index, id and label.
+    Rows with mask False hold zeros for an image: either padding (index -1, id "", label 0, caption ""), or a bad image
+    under its own index, id, label and caption.
     """
 
     images: np.ndarray  # float32 [B, H, W, C] in [-1, 1]
@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     ids: list[str]
     index: np.ndarray  # type: ignore[assignment]  # int64 [B], positions in the source
     mask: np.ndarray  # bool [B]
+    captions: list[str] | None = None  # B texts
 
 
 class TooManyBadImages(ValueError):
@@ -161,7 +162,8 @@ def _load_batch(
     index = np.concatenate([index, np.full(padding, -1)])
     labels = None if source.labels is None else np.where(index >= 0, source.labels[index], np.int32(0))
     ids = [source.ids[i] if i >= 0 else "" for i in index]
-    return Batch(images, labels, ids, index, mask), bad
+    captions = None if source.captions is None else [source.captions[i] if i >= 0 else "" for i in index]
+    return Batch(images, labels, ids, index, mask, captions), bad
 
 
 def map_items(
@@ -173,7 +175,16 @@ def map_items(
     num_threads: int = NUM_THREADS,
     chunk: int = 64,
 ) -> Iterator[T | None]:
-    """function(item) for each image in order, computed in threads; None for bad images, which go into the report."""
+    """function(item) for each image in order, computed in threads; None for bad images, which go into the report.
+
+    Args:
+      source: the images.
+      function: of an item; called from any thread.
+      indices: of the images; all if None.
+      report: takes the bad images; with or without one, too many of them are an error.
+      num_threads: at work at once.
+      chunk: how many images a thread takes at a time.
+    """
     indices = _check_indices(source, indices)
     this_pass = _Pass(len(indices), report)
     results = try_items(source, function, indices=indices, num_threads=num_threads, chunk=chunk)
@@ -208,20 +219,38 @@ def try_items(
 
 
 def fingerprint(
-    source: Source, indices: Sequence[int] | np.ndarray | None = None, report: ImageReport | None = None
+    source: Source,
+    indices: Sequence[int] | np.ndarray | None = None,
+    report: ImageReport | None = None,
+    *,
+    captions: bool = False,
 ) -> str:
     """32 hex digits that change with any id, label or pixel, and not with the order, format or path.
 
     Images are streamed; bad ones enter by id only.
+
+    Args:
+      source: where images come from.
+      indices: which images; all if None.
+      report: collects bad images.
+      captions: whether a model is asked about the images with their captions: then the digits change with any caption
+        as well. Captions that no model sees leave them as they are.
+
+    Raises:
+      ValueError: if captions are used and the source has none.
     """
     indices = _check_indices(source, indices)
+    if captions:
+        require_captions(source)
 
     def digest(id: str, content: bytes) -> bytes:
         return hashlib.blake2b(id.encode() + b"\0" + content, digest_size=16).digest()
 
-    contents = map_items(
-        source, lambda item: f"{item.label}".encode() + pixel_digest(item.image), indices=indices, report=report
-    )
+    def content_of(item: Item) -> bytes:
+        caption = hashlib.blake2b((item.caption or "").encode(), digest_size=16).digest() if captions else b""
+        return f"{item.label}".encode() + pixel_digest(item.image) + caption
+
+    contents = map_items(source, content_of, indices=indices, report=report)
     digests = [digest(source.ids[i], b"bad" if content is None else content) for i, content in zip(indices, contents)]
     return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()
 

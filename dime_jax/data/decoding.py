@@ -63,8 +63,8 @@ def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np
         raise BadImage(f"cannot be decoded: {reason}") from error
 
 
-def open_regular(path: pathlib.Path) -> BinaryIO:
-    """Open a regular file for reading; anything else that lies there is a BadImage.
+def open_regular(path: pathlib.Path, what: str = "an image file") -> BinaryIO:
+    """Open a regular file for reading, which should be `what`; anything else that lies there is a BadImage.
 
     Never waits, as opening a FIFO would, and asks what was opened, so that nobody can exchange it in between.
     """
@@ -76,7 +76,7 @@ def open_regular(path: pathlib.Path) -> BinaryIO:
     if stat.S_ISREG(kind):
         return open(descriptor, "rb")
     os.close(descriptor)
-    raise BadImage(f"is {_KINDS.get(stat.S_IFMT(kind), 'a special file')}, not an image file")
+    raise BadImage(f"is {_KINDS.get(stat.S_IFMT(kind), 'a special file')}, not {what}")
 
 
 def in_turn(pixels: int, function: Callable[[], T]) -> T:

@@ -156,7 +156,8 @@ def report_duplicates(duplicates: Duplicates, split: Split, halves: Halves | Non
     sizes = np.unique(duplicates.groups[duplicates.groups != groups.ALONE], return_counts=True)[1]
     across_halves = None
     if halves is not None:
-        calibration, test = (np.concatenate([half.member, half.heldout]) for half in halves)
+        calibration = np.concatenate([halves.calibration.member, halves.calibration.heldout])
+        test = np.concatenate([halves.test.member, halves.test.heldout])
         across_halves = len(groups.shared_groups(duplicates.groups, calibration, test))
     return DuplicateReport(
         exact_pairs=len(duplicates.exact),

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from dime_jax import _validate
+from dime_jax.data import captions as caption_files
 from dime_jax.data import decoding
 from dime_jax.data.sources import BadImage, Source
 
@@ -19,26 +20,40 @@ _WNID = re.compile(r"n\d{8}")
 _CELEBA_PARTITIONS = ("train", "valid", "test")
 
 
-def folder(path: str | os.PathLike, decode: decoding.Decode = "strict") -> Source:
+def folder(
+    path: str | os.PathLike[str],
+    decode: decoding.Decode = "strict",
+    captions: str | None = None,
+    caption_column: str | None = None,
+    missing_captions: str = "error",
+) -> Source:
     """All images under a folder; the id of one is its path inside the folder.
 
     If every image lies in a subfolder, the first-level subfolders are the classes: numbered by name if the names are
     all numbers ("10" is class 10), by sorted position otherwise. Links to folders are not followed, links to files only
     inside the folder. What has an image's name and is no image (a folder, a named pipe, a link in a circle) is listed,
     and is a BadImage when it is read.
+
+    Captions come from metadata.jsonl or metadata.csv (columns file_name, and text or caption; paths are relative to the
+    file, as in Hugging Face's image folders) or from a .txt file beside each image. See `captions.CaptionOptions`.
     """
     root = _existing_folder(path)
-    ids = _list_images(root)
+    ids, others = _list_files(root)
+    options = caption_files.CaptionOptions(captions, caption_column, missing_captions)
+    chosen = caption_files.choose(options, len(ids), lambda: caption_files.read_folder(root, ids, others, options))
+    _log_skipped(root, others if chosen.captions is None else caption_files.without_captions(ids, others))
+    columns = chosen._asdict()
     classes = {i.partition("/")[0] for i in ids}
     if not all("/" in i for i in ids):
-        return _image_files("folder", root, ids, decode)
+        return _image_files("folder", root, ids, decode, **columns)
     if all(name.isdecimal() for name in classes):
-        return _image_files("folder", root, ids, decode, labels=_class_labels(ids, int))
+        return _image_files("folder", root, ids, decode, labels=_class_labels(ids, int), **columns)
     names = tuple(sorted(classes))
-    return _image_files("folder", root, ids, decode, labels=_class_labels(ids, names.index), class_names=names)
+    labels = _class_labels(ids, names.index)
+    return _image_files("folder", root, ids, decode, labels=labels, class_names=names, **columns)
 
 
-def imagenet(path: str | os.PathLike, decode: decoding.Decode = "torchvision") -> Source:
+def imagenet(path: str | os.PathLike[str], decode: decoding.Decode = "torchvision") -> Source:
     """ImageNet-1k as folders named by wnid (n01440764/...), directly in `path` or in its "train".
 
     A label is the wnid's place among the 1000 sorted ones, whichever folders are there.
@@ -58,7 +73,9 @@ def imagenet(path: str | os.PathLike, decode: decoding.Decode = "torchvision") -
     return _image_files("imagenet", root, ids, decode, labels=_class_labels(ids, label_of), transform="imagenet256")
 
 
-def imagenetv2(path: str | os.PathLike, labels: str = "by_number", decode: decoding.Decode = "torchvision") -> Source:
+def imagenetv2(
+    path: str | os.PathLike[str], labels: str = "by_number", decode: decoding.Decode = "torchvision"
+) -> Source:
     """ImageNetV2, whose folders are named 0 ... 999: the label is that number, also if only some of them are there.
 
     labels="as_published" is the mapping of published attacks, which read the folders in string order ("0", "1", "10",
@@ -86,7 +103,7 @@ def imagenetv2(path: str | os.PathLike, labels: str = "by_number", decode: decod
     return _image_files("imagenetv2", root, ids, decode, labels=_class_labels(ids, label_of), transform="imagenet256")
 
 
-def celeba(path: str | os.PathLike, split: str = "train", decode: decoding.Decode = "torchvision") -> Source:
+def celeba(path: str | os.PathLike[str], split: str = "train", decode: decoding.Decode = "torchvision") -> Source:
     """CelebA as distributed: img_align_celeba/, identity_CelebA.txt, list_eval_partition.txt, or folders with them.
 
     The images of one official partition ("train", "valid", "test", or "all") in the order of list_eval_partition.txt,
@@ -126,18 +143,34 @@ def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: deco
 
 
 def _list_images(root: pathlib.Path) -> list[str]:
-    """Paths inside root of all that has an image's name, and of links to folders, sorted folder by folder."""
+    images, others = _list_files(root)
+    _log_skipped(root, others)
+    return images
+
+
+def _list_files(root: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Paths inside root of all that has an image's name, and of links to folders; and of the other files.
+
+    Both are sorted folder by folder.
+    """
     found: list[str] = []
-    skipped: list[str] = []
+    others: list[str] = []
     for parent, folders, files in os.walk(root, onerror=_raise):
         inside = pathlib.Path(parent).relative_to(root)
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         images = {name for name in folders + files if os.path.splitext(name)[1].lower() in decoding.SUFFIXES}
         found += ((inside / name).as_posix() for name in images.union(links))
-        skipped += ((inside / name).as_posix() for name in files if name not in images)
+        others += ((inside / name).as_posix() for name in files if name not in images)
+    return _by_folder(found), _by_folder(others)
+
+
+def _by_folder(paths: list[str]) -> list[str]:
+    return sorted(paths, key=lambda path: path.split("/"))
+
+
+def _log_skipped(root: pathlib.Path, skipped: Sequence[str]) -> None:
     if skipped:
         logging.warning("skipped %d files of %s that are no images, such as %r", len(skipped), root, skipped[0])
-    return sorted(found, key=lambda path: path.split("/"))
 
 
 def _class_labels(ids: Sequence[str], label_of: Callable[[str], int]) -> np.ndarray:
@@ -152,7 +185,7 @@ def _printable(name: str) -> str:
     return name.replace("\\", r"\\").encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _existing_folder(path: str | os.PathLike) -> pathlib.Path:
+def _existing_folder(path: str | os.PathLike[str]) -> pathlib.Path:
     root = pathlib.Path(path).expanduser()
     if not root.is_dir():
         raise ValueError(f"expected an existing folder, got {str(path)!r}")

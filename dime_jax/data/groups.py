@@ -35,7 +35,7 @@ def connect(n: int, pairs: np.ndarray) -> np.ndarray:
     return np.where(size[component] > 1, component, ALONE).astype(np.int64)
 
 
-def read_groups(path: str | os.PathLike, ids: Sequence[str]) -> np.ndarray:
+def read_groups(path: str | os.PathLike[str], ids: Sequence[str]) -> np.ndarray:
     """Groups from a CSV file of lines "id,group" (a header "id,group" may come first); ids not listed stay alone."""
     position = {id: index for index, id in enumerate(ids)}
     groups = np.full(len(ids), ALONE, np.int64)

@@ -4,9 +4,9 @@ import inspect
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any
 
-from dime_jax.data import archives, folders, prepared, sources
+from dime_jax import _validate
+from dime_jax.data import archives, captions, folders, parquet, prepared, sources
 from dime_jax.data.sources import Source
 
 _OPENERS: dict[str, Callable[..., Source]] = {
@@ -16,6 +16,7 @@ _OPENERS: dict[str, Callable[..., Source]] = {
     "cifar10": archives.cifar10,
     "cifar100": archives.cifar100,
     "stl10u": archives.stl10u,
+    "parquet": parquet.parquet,
     "celeba": folders.celeba,
     "imagenet": folders.imagenet,
     "imagenetv2": folders.imagenetv2,
@@ -24,6 +25,7 @@ _OPENERS: dict[str, Callable[..., Source]] = {
 
 _FILE_KINDS = {
     r".*\.np[yz]": "npz",
+    r".*\.parquet": "parquet",
     r"cifar-100-.*": "cifar100",
     r"cifar-10-.*": "cifar10",
     r"unlabeled_X\.bin": "stl10u",
@@ -38,12 +40,13 @@ _FOLDER_KINDS = {
 }
 
 
-def open_source(uri: str, **options: Any) -> Source:
+def open_source(uri: str, **options: object) -> Source:
     """Open "kind:place", "kind:place?option=value&...", "digits", or a path whose kind is guessed.
 
     | kind | place | options |
     |---|---|---|
-    | folder | folder of images | decode |
+    | folder | folder of images | decode, captions, caption_column, missing_captions |
+    | parquet | .parquet file, or folder of them | images, labels, decode, captions, caption_column, missing_captions |
     | npz | .npz or .npy file | images, labels, value_range |
     | tfds | TFDS name | split, data_dir, decode |
     | cifar10, cifar100 | folder or .tar.gz as published | split |
@@ -53,20 +56,29 @@ def open_source(uri: str, **options: Any) -> Source:
     | imagenetv2 | folder of folders 0 ... 999 | labels, decode |
     | digits | none | |
 
-    Options may be given in the URI or as keywords; keywords win.
+    Options may be given in the URI or as keywords; keywords win. captions=none gives the images of any kind the empty
+    caption; captions=own requires the source's own captions (see `captions.CaptionOptions`).
     """
     kind, place, uri_options = _parse(str(uri))
     opener = _OPENERS[kind]
     options = {**uri_options, **options}
     takes = [name for name in inspect.signature(opener).parameters if name not in ("path", "name")]
+    captions_wanted = None if "captions" in takes else options.pop("captions", None)
     for option in options:
         if option not in takes:
             raise ValueError(f"unknown option {option!r} for {kind}; expected one of {', '.join(takes) or 'none'}")
-    if kind == "digits":
-        return opener(**options)
-    if not place:
+    if kind != "digits" and not place:
         raise ValueError(f"expected {kind}:PLACE, got {uri!r}")
-    return opener(place, **options)
+    source = opener(**options) if kind == "digits" else opener(place, **options)
+    return source if captions_wanted is None else _captioned(source, captions_wanted)
+
+
+def _captioned(source: Source, wanted: object) -> Source:
+    """A source of a kind that keeps no captions, with what is wanted."""
+    _validate.check_choice(wanted, captions.CHOICES, "captions")
+    if wanted == "own":
+        sources.require_captions(source)
+    return sources.empty_captions(source)
 
 
 def _parse(uri: str) -> tuple[str, str, dict[str, str]]:

@@ -3,11 +3,13 @@
 import hashlib
 import os
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dime_jax import _validate
+from dime_jax._typing import PyTree
 from dime_jax.data import decoding
 from dime_jax.data.sources import Source
 
@@ -21,11 +23,23 @@ _TRANSFORMS = {
     "imagenet_v2": "imagenet256",
 }
 
+# A record's features by name: bytes, numbers, and dicts of these.
+_Record = Mapping[str, PyTree]
+
+
+class _Metadata(NamedTuple):
+    """What is kept of a record without its pixels; None where it does not say."""
+
+    id: str | None
+    digest: str
+    label: int | None
+    identity: int | None
+
 
 def tfds(
     name: str,
     split: str = "train",
-    data_dir: str | os.PathLike | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     decode: decoding.Decode = "torchvision",
 ) -> Source:
     """A dataset prepared by TensorFlow Datasets with file_format="array_record", such as "cifar10".
@@ -43,21 +57,21 @@ def tfds(
     _validate.check_choice(decode, decoding.DECODES, "decode")
     records = _open_records(name, split, data_dir)
     rows = [_metadata(records[position]) for position in range(len(records))]
-    has_ids = all(row["id"] is not None for row in rows)
-    ids = [row["id"] for row in rows] if has_ids else _number_repeats([row["digest"] for row in rows])
+    names = [row.id for row in rows if row.id is not None]
+    has_ids = len(names) == len(rows)
+    ids = names if has_ids else _number_repeats([row.digest for row in rows])
     order = sorted(range(len(ids)), key=ids.__getitem__)
 
-    def column(key: str, dtype: type) -> np.ndarray | None:
-        values = [rows[position][key] for position in order]
+    def column(values: Sequence[int | None], dtype: type) -> np.ndarray | None:
         # -1 is TFDS's label of unlabelled images.
-        return None if any(value is None or value < 0 for value in values) else np.array(values, dtype)
+        return None if any(value is None or value < 0 for value in values) else np.array(values, dtype)[order]
 
     return Source(
         name=name,
         ids=[ids[position] for position in order],
         read=lambda index: decoding.decode_image(records[order[index]]["image"], decode),
-        labels=column("label", np.int32),
-        identities=column("identity", np.int64),
+        labels=column([row.label for row in rows], np.int32),
+        identities=column([row.identity for row in rows], np.int64),
         transform=_TRANSFORMS.get(name.partition(":")[0].partition("/")[0], "fit"),
         index_problem=None
         if has_ids
@@ -65,7 +79,7 @@ def tfds(
     )
 
 
-def _open_records(name: str, split: str, data_dir: str | os.PathLike | None) -> Any:
+def _open_records(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> Sequence[_Record]:
     try:
         import tensorflow_datasets
     except ImportError as error:
@@ -84,17 +98,16 @@ def _open_records(name: str, split: str, data_dir: str | os.PathLike | None) -> 
         raise ValueError(f"expected {name} (split {split}) prepared as array_record in {data_dir}: {reason}") from error
 
 
-def _metadata(record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a record without its pixels."""
+def _metadata(record: _Record) -> _Metadata:
     identity = record.get("identity")
     if isinstance(identity, dict):  # celeb_a: {"Identity_No": number}
         identity = next(iter(identity.values()))
-    return {
-        "id": next((record[key].decode() for key in _ID_FEATURES if key in record), None),
-        "digest": hashlib.blake2b(record["image"], digest_size=8).hexdigest(),
-        "label": record.get("label"),
-        "identity": identity,
-    }
+    return _Metadata(
+        id=next((record[key].decode() for key in _ID_FEATURES if key in record), None),
+        digest=hashlib.blake2b(record["image"], digest_size=8).hexdigest(),
+        label=record.get("label"),
+        identity=identity,
+    )
 
 
 def _number_repeats(names: list[str]) -> list[str]:

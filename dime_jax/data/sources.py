@@ -13,6 +13,8 @@ import numpy as np
 
 from dime_jax import _validate
 
+MAX_CAPTION = 10_000  # characters
+
 
 class Item(NamedTuple):
     """One example.
@@ -25,6 +27,7 @@ class Item(NamedTuple):
     label: int | None
     identity: int | None
     id: str
+    caption: str | None = None
 
 
 class BadImage(ValueError):
@@ -46,6 +49,8 @@ class Source:
       transform: name of the set's usual preprocessing (see `transforms`).
       index_problem: why published index files cannot be applied to this source; None where they can, which means that
         the images are in the order in which they were first published.
+      captions: one text per image, perhaps empty; None if there are none (see `require_captions`).
+      caption_problem: why there are no captions, where that can be said.
     """
 
     name: str
@@ -56,6 +61,8 @@ class Source:
     transform: str = "fit"
     index_problem: str | None = None
     class_names: tuple[str, ...] | None = None
+    captions: Sequence[str] | None = None
+    caption_problem: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) == 0:
@@ -67,6 +74,8 @@ class Source:
             seen: set[str] = set()
             twice = next(i for i in self.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
             raise ValueError(f"expected unique ids in {self.name}, got {twice!r} more than once")
+        if self.captions is not None:
+            _check_captions(self.captions, self.ids, self.name)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -80,7 +89,50 @@ class Source:
             label=None if self.labels is None else int(self.labels[index]),
             identity=None if self.identities is None else int(self.identities[index]),
             id=self.ids[index],
+            caption=None if self.captions is None else self.captions[index],
         )
+
+
+def require_captions(source: Source) -> Sequence[str]:
+    """The captions of a source, one per image.
+
+    Raises:
+      ValueError: if it has none; the line says why, where that is known.
+    """
+    if source.captions is None:
+        raise ValueError(why_no_captions(source))
+    return source.captions
+
+
+def empty_captions(source: Source) -> Source:
+    """The source with the empty caption for every image, whatever captions it has."""
+    return dataclasses.replace(source, captions=[""] * len(source), caption_problem=None)
+
+
+def check_caption(caption: object, place: str) -> str:
+    """The caption, if it is text that can be stored and is not absurdly long; `place` is named in the error."""
+    if not isinstance(caption, str):
+        kind = f"a list of {len(caption)}" if isinstance(caption, list) else type(caption).__name__
+        raise ValueError(f"expected one caption, a text, for {place}, got {kind}")
+    if len(caption) > MAX_CAPTION:
+        raise ValueError(f"expected a caption of at most {MAX_CAPTION} characters for {place}, got {len(caption)}")
+    try:
+        caption.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected a caption of valid Unicode for {place}, got half a surrogate pair") from None
+    return caption
+
+
+def _check_captions(captions: Sequence[str], ids: Sequence[str], name: str) -> None:
+    if isinstance(captions, str) or len(captions) != len(ids):
+        raise ValueError(f"expected a list of {len(ids)} captions of {name}, got {len(captions)}")
+    for id, caption in zip(ids, captions):
+        check_caption(caption, f"{id!r} of {name}")
+
+
+def why_no_captions(source: Source) -> str:
+    """Why a source has no captions, in words."""
+    return source.caption_problem or f"expected captions for the images of {source.name}, which has none"
 
 
 def from_images(
@@ -90,10 +142,19 @@ def from_images(
     ids: Sequence[str] | None = None,
     labels: np.ndarray | None = None,
     transform: str = "fit",
+    captions: Sequence[str] | None = None,
 ) -> Source:
     """A Source over images [N, H, W, C] that are in memory or memory-mapped: uint8, or float32 in [-1, 1].
 
     Without ids, image 42 is called "{name}-00042": stable as long as the order of the array is.
+
+    Args:
+      images: as above; they are not copied.
+      name: the format's name.
+      ids: unique, one for each image.
+      labels: class labels [N].
+      transform: name of the set's usual preprocessing (see `transforms`).
+      captions: one text for each image.
     """
     _validate.check_shape(images, (None, None, None, None), f"images of {name}")
     if images.shape[-1] not in (1, 3):
@@ -104,6 +165,7 @@ def from_images(
         read=lambda index: np.ascontiguousarray(images[index]),
         labels=labels,
         transform=transform,
+        captions=captions,
     )
 
 
@@ -128,10 +190,11 @@ def digits() -> Source:
 def join(members: Source, heldout: Source) -> Source:
     """One source holding the members first and the held-out images after them (see `splits.split_of_joined`).
 
-    Ids get the prefix "members/" or "heldout/", since two folders often use the same file names. Labels and identities
-    survive only if both sides have them, and labels only if they number the same classes.
+    Ids get the prefix "members/" or "heldout/", since two folders often use the same file names. Labels, identities and
+    captions survive only if both sides have them, and labels only if they number the same classes.
     """
     same_classes = members.class_names == heldout.class_names
+    silent = next((side for side in (members, heldout) if side.captions is None), None)
 
     def read(index: int) -> np.ndarray:
         return members.read(index) if index < len(members) else heldout.read(index - len(members))
@@ -148,6 +211,8 @@ def join(members: Source, heldout: Source) -> Source:
         transform=members.transform if members.transform == heldout.transform else "fit",
         index_problem="it is two sources joined, so no published index file is about it",
         class_names=members.class_names if same_classes else None,
+        captions=None if silent else [*require_captions(members), *require_captions(heldout)],
+        caption_problem=why_no_captions(silent) if silent else None,
     )
 
 

@@ -61,7 +61,7 @@ class Halves(NamedTuple):
     test: Split
 
 
-def read_split(path: str | os.PathLike, source: Source) -> Split:
+def read_split(path: str | os.PathLike[str], source: Source) -> Split:
     """Read SecMI's split file (mia_train_idxs, mia_eval_idxs) or dime-mia's (member, heldout) for this source."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -75,7 +75,7 @@ def read_split(path: str | os.PathLike, source: Source) -> Split:
     raise ValueError(f"{path}: expected {wanted}, got {keys}")
 
 
-def write_split(path: str | os.PathLike, split: Split) -> None:
+def write_split(path: str | os.PathLike[str], split: Split) -> None:
     """Write a .npz that `read_split` and dime-mia's code read."""
     with open(path, "wb") as file:
         np.savez(file, member=split.member, heldout=split.heldout)
@@ -110,6 +110,12 @@ def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed
 
     People come in an order shuffled by default_rng(seed), each with at most `per_identity` of their photos, shuffled
     too. They fill the members up to `size`, then the held-out images.
+
+    Args:
+      source: has identities.
+      size: images on each side.
+      per_identity: the most photos of one person.
+      seed: of the shuffles.
     """
     if source.identities is None:
         raise ValueError(f"expected identities in {source.name} for an identity-disjoint split, got none")
@@ -118,19 +124,20 @@ def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed
     people = np.unique(source.identities)
     rng.shuffle(people)
     by_person = np.argsort(source.identities, kind="stable")
-    first, last = (np.searchsorted(source.identities[by_person], people, side=side) for side in ("left", "right"))
-    sides: tuple[list[int], list[int]] = ([], [])
+    first = np.searchsorted(source.identities[by_person], people, side="left")
+    last = np.searchsorted(source.identities[by_person], people, side="right")
+    member: list[int] = []
+    heldout: list[int] = []
     for begin, end in zip(first, last):
-        unfilled = [side for side in sides if len(side) < size]
+        unfilled = [side for side in (member, heldout) if len(side) < size]
         if not unfilled:
             break
         photos = by_person[begin:end].copy()
         rng.shuffle(photos)
         unfilled[0].extend(photos[:per_identity])
-    if len(sides[1]) < size:
-        raise ValueError(f"expected people for 2 x {size} images in {source.name}, got {len(sides[0]) + len(sides[1])}")
-    member, heldout = (np.sort(side[:size]) for side in sides)
-    return Split(member, heldout).check(source)
+    if len(heldout) < size:
+        raise ValueError(f"expected people for 2 x {size} images in {source.name}, got {len(member) + len(heldout)}")
+    return Split(np.sort(member[:size]), np.sort(heldout[:size])).check(source)
 
 
 def per_class_split(members: Source, heldout: Source, per_class: int = 3, seed: int = 2025) -> Split:

@@ -148,8 +148,9 @@ def _celeba(image: np.ndarray) -> np.ndarray:
 
 
 def _imagenet256(image: np.ndarray) -> np.ndarray:
-    short = min(image.shape[:2])
-    height, width = (256 * side // short for side in image.shape[:2])
+    height, width = image.shape[:2]
+    short = min(height, width)
+    height, width = 256 * height // short, 256 * width // short
     return _centre_crop(_resized(image, height, width, Image.Resampling.BICUBIC), 256, 256)
 
 
@@ -157,7 +158,7 @@ def _imagenet256_guided(image: np.ndarray) -> np.ndarray:
     while min(image.shape[:2]) >= 512:
         image = _resized(image, image.shape[0] // 2, image.shape[1] // 2, Image.Resampling.BOX)
     scale = 256 / min(image.shape[:2])
-    height, width = (round(side * scale) for side in image.shape[:2])
+    height, width = round(image.shape[0] * scale), round(image.shape[1] * scale)
     image = _resized(image, height, width, Image.Resampling.BICUBIC)
     top, left = (height - 256) // 2, (width - 256) // 2  # rounded down here, unlike in torchvision
     return image[top : top + 256, left : left + 256]

@@ -4,16 +4,15 @@ Everywhere a lower score means member. NumPy, SciPy and scikit-learn on the host
 """
 
 from dime_jax.evidence.blind import BlindBaseline, Gap, GroupsTooLarge, blind_baseline, gap_over_blind, image_statistics
+from dime_jax.evidence.blind_captions import caption_baseline, caption_form
 from dime_jax.evidence.candidates import (
-    CANNOT_TELL,
-    EVIDENCE,
-    NO_EVIDENCE,
+    Verdict,
     Verdicts,
     candidate_verdicts,
     conformal_p_values,
     smallest_p,
 )
-from dime_jax.evidence.deletion import Change, DeletionCheck, deletion_check
+from dime_jax.evidence.deletion import Change, DeletionCheck, DeletionVerdict, deletion_check
 from dime_jax.evidence.direction import (
     NOT_CHECKED,
     Direction,
@@ -27,13 +26,11 @@ from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_
 from dime_jax.evidence.sets import SetTest, set_test
 
 __all__ = [
-    "CANNOT_TELL",
-    "EVIDENCE",
     "NOT_CHECKED",
-    "NO_EVIDENCE",
     "BlindBaseline",
     "Change",
     "DeletionCheck",
+    "DeletionVerdict",
     "Direction",
     "EpsilonBound",
     "Gap",
@@ -41,11 +38,14 @@ __all__ = [
     "Judgement",
     "Likeness",
     "SetTest",
+    "Verdict",
     "Verdicts",
     "WitnessAuc",
     "WitnessScores",
     "blind_baseline",
     "candidate_verdicts",
+    "caption_baseline",
+    "caption_form",
     "conformal_p_values",
     "deletion_check",
     "dp_tpr_bound",

@@ -3,13 +3,14 @@
 If it can, the two sets were collected or processed differently, and an attack's success may say so and no more.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
 import threadpoolctl
-from scipy import stats
+from scipy import special, stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -80,27 +81,60 @@ def blind_baseline(
     _validate.check_at_least(folds, 2, "folds")
     features = np.concatenate([image_statistics(member), image_statistics(heldout)])
     is_heldout = np.repeat([0, 1], [len(member), len(heldout)])
-    index = _checks.group_index(groups, is_heldout.size, "groups")
 
+    def decide(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
+        return classifier.fit(features[train], is_heldout[train]).decision_function(features[test])
+
+    scores, folds = cross_fitted(decide, is_heldout, groups, folds, seed)
+    return record(scores, len(member), folds, features.shape[1], confidence)
+
+
+def record(
+    scores: np.ndarray,
+    n_member: int,
+    folds: int,
+    n_features: int,
+    confidence: float,
+    groups: npt.ArrayLike | None = None,
+) -> BlindBaseline:
+    """The record of out-of-fold scores, members first; with groups, its interval allows for them."""
+    member, heldout = scores[:n_member], scores[n_member:]
+    return BlindBaseline(_blind_auc(member, heldout, confidence, groups), member, heldout, folds, n_features)
+
+
+def cross_fitted(
+    decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    is_heldout: np.ndarray,
+    groups: npt.ArrayLike | None,
+    folds: int,
+    seed: int,
+) -> tuple[np.ndarray, int]:
+    """Out-of-fold scores as ranks within their fold, in (0, 1), and the number of folds (see `blind_baseline`).
+
+    Args:
+      decide: `decide(train, test)` fits a classifier on the images `train` and gives its decision on `test`, higher for
+        held-out images.
+      is_heldout: 0 for members and 1 for held-out images, in order.
+      groups: images never to be cut between folds, or None.
+      folds: at most so many.
+      seed: of the folds.
+    """
+    index = _checks.group_index(groups, is_heldout.size, "groups")
     n_groups = int(np.max(index)) + 1
     _validate.check_at_least(n_groups, 2, "number of groups")
-    folds = min(folds, len(member), len(heldout), n_groups)
+    folds = min(folds, *np.bincount(is_heldout).tolist(), n_groups)
     splitter = (StratifiedKFold if groups is None else StratifiedGroupKFold)(folds, shuffle=True, random_state=seed)
     scores = np.empty(is_heldout.size)
     # The problems are small: with two BLAS threads on a busy machine they took ten times longer.
     with threadpoolctl.threadpool_limits(1, "blas"):
-        for train, test in splitter.split(features, is_heldout, None if groups is None else index):
+        for train, test in splitter.split(is_heldout, is_heldout, None if groups is None else index):
             if np.unique(is_heldout[train]).size < 2:
                 raise GroupsTooLarge(
                     f"expected both classes outside every fold, got groups too large for {folds} folds"
                 )
-            classifier = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
-            decision = classifier.fit(features[train], is_heldout[train]).decision_function(features[test])
-            scores[test] = (stats.rankdata(decision) - 0.5) / test.size
-    scores_member, scores_heldout = scores[: len(member)], scores[len(member) :]
-    return BlindBaseline(
-        _blind_auc(scores_member, scores_heldout, confidence), scores_member, scores_heldout, folds, features.shape[1]
-    )
+            scores[test] = (stats.rankdata(decide(train, test)) - 0.5) / test.size
+    return scores, folds
 
 
 def gap_over_blind(
@@ -109,12 +143,13 @@ def gap_over_blind(
     blind_member: npt.ArrayLike,
     blind_heldout: npt.ArrayLike,
     confidence: float = 0.95,
+    groups: npt.ArrayLike | None = None,
 ) -> Gap:
     """Attack AUC minus blind AUC, paired on the same images in the same order.
 
     DeLong's paired interval takes the scores of different images as independent. Blind scores are out of fold, which at
     chance doubles the variance of their AUC (`_blind_auc`); so that variance is added once more. The p-value is the one
-    that belongs to the interval.
+    that belongs to the interval. With `groups` (members first), `blind_fires` allows for images that fall together.
     """
     gap = metrics.compare((attack_member, attack_heldout), (blind_member, blind_heldout), (), confidence).auc_difference
     blind = metrics.auc_interval(blind_member, blind_heldout, confidence)
@@ -126,12 +161,14 @@ def gap_over_blind(
         difference=difference,
         p_value=float(2 * stats.norm.sf(margins * _quantile(confidence))),
         explained=difference.low <= 0,
-        blind_fires=_blind_auc(blind_member, blind_heldout, confidence).low > 0.5,
+        blind_fires=_blind_auc(blind_member, blind_heldout, confidence, groups).low > 0.5,
     )
 
 
-def _blind_auc(member: npt.ArrayLike, heldout: npt.ArrayLike, confidence: float) -> metrics.Estimate:
-    """AUC of out-of-fold scores, with DeLong's interval at √2 times its standard error.
+def _blind_auc(
+    member: npt.ArrayLike, heldout: npt.ArrayLike, confidence: float, groups: npt.ArrayLike | None = None
+) -> metrics.Estimate:
+    """AUC of out-of-fold scores, with DeLong's interval at √2 times its standard error, and more with groups.
 
     Out-of-fold scores are not independent: an image is scored by classifiers that its fellows trained, and trains those
     that score them. At chance every pair of images thus enters twice with the same sign, which doubles the variance
@@ -139,7 +176,33 @@ def _blind_auc(member: npt.ArrayLike, heldout: npt.ArrayLike, confidence: float)
     Away from chance the interval is wider than need be.
     """
     wider = 2 * stats.norm.cdf(np.sqrt(2) * _quantile(confidence)) - 1
-    return metrics.auc_interval(member, heldout, float(wider))
+    auc = metrics.auc_interval(member, heldout, float(wider))
+    return auc if groups is None else _widened(auc, error_within_groups(member, heldout, groups))
+
+
+def _widened(auc: metrics.Estimate, factor: float) -> metrics.Estimate:
+    """The interval with its margins on the logit scale times a factor; an AUC of 0 or 1 has no such scale and stays."""
+    if not 0 < auc.value < 1:
+        return auc
+    centre, *limits = special.logit(np.array(auc))
+    low, high = special.expit(centre + factor * (np.array(limits) - centre))
+    return metrics.Estimate(auc.value, float(low), float(high))
+
+
+def error_within_groups(member: npt.ArrayLike, heldout: npt.ArrayLike, groups: npt.ArrayLike) -> float:
+    """How many times larger an AUC's standard error is than for independent images; at least 1.
+
+    Obuchowski (1997): the AUC is a mean of placements, one per image, and those of a group vary together. √k for groups
+    of k images of one score.
+    """
+    first, second = np.asarray(member, np.float64), np.asarray(heldout, np.float64)
+    ranks = stats.rankdata(np.concatenate([first, second]))
+    above = 1 - (ranks[: first.size] - stats.rankdata(first)) / second.size
+    below = (ranks[first.size :] - stats.rankdata(second)) / first.size
+    parts = np.concatenate([(above - above.mean()) / first.size, (below - below.mean()) / second.size])
+    sums = np.bincount(_checks.group_index(groups, parts.size, "groups"), parts)
+    independent = np.sum(parts**2)
+    return float(np.sqrt(max(1.0, np.sum(sums**2) / independent))) if independent > 0 else 1.0
 
 
 def _quantile(confidence: float) -> float:

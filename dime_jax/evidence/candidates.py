@@ -1,5 +1,6 @@
 """One image at a time: how surprising is its score among held-out images, and what may be said after many looks."""
 
+import enum
 import math
 from typing import NamedTuple
 
@@ -10,12 +11,16 @@ from scipy import stats
 from dime_jax import _validate
 from dime_jax.evidence import _checks
 
-EVIDENCE = "evidence of membership"
-NO_EVIDENCE = "no evidence"
-CANNOT_TELL = "cannot tell"
-
 # p-values are ratios of integers and levels round numbers: p m / k and level often tie, and rounding must not decide.
 _ROUNDING = 1e-9
+
+
+class Verdict(enum.StrEnum):
+    """What may be said about one candidate, in the words of candidates.csv."""
+
+    EVIDENCE = "evidence of membership"
+    NO_EVIDENCE = "no evidence"
+    CANNOT_TELL = "cannot tell"
 
 
 class Verdicts(NamedTuple):
@@ -27,7 +32,7 @@ class Verdicts(NamedTuple):
     `heldout_needed` held-out images would make it 1.
     """
 
-    verdict: list[str]
+    verdict: list[Verdict]
     q_values: np.ndarray
     rejected: np.ndarray
     smallest_p: float
@@ -107,9 +112,9 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
         )
     if not np.all(usable):
         warnings.append(f"{int(np.sum(~usable))} of {m} candidates have no usable score")
-    verdict = np.select([rejected, unclear], [EVIDENCE, CANNOT_TELL], NO_EVIDENCE)
+    words = np.select([rejected, unclear], [Verdict.EVIDENCE, Verdict.CANNOT_TELL], Verdict.NO_EVIDENCE)
     return Verdicts(
-        verdict=verdict.tolist(),
+        verdict=[Verdict(word) for word in words.tolist()],
         q_values=np.where(usable, q_values, np.nan),
         rejected=rejected,
         smallest_p=least,

@@ -1,5 +1,6 @@
 """Did deleting images from a model help? The same candidates against the model before and after, paired."""
 
+import enum
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,20 @@ class Change(NamedTuple):
     p_value: float
 
 
+class DeletionVerdict(enum.StrEnum):
+    """What may be said about a deletion."""
+
+    GONE = "no evidence of membership after"
+    REMAINS = "evidence of membership remains"
+    MAY_BE_CHANCE = "cannot tell: the change may be chance"
+    NOTHING_BEFORE = "cannot tell: no evidence of membership before"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it cannot be told."""
+        return self in (DeletionVerdict.MAY_BE_CHANCE, DeletionVerdict.NOTHING_BEFORE)
+
+
 class DeletionCheck(NamedTuple):
     """Candidates before and after; `p_before`, `p_after` are conformal p-values under each model, NaN where unusable.
 
@@ -37,7 +52,7 @@ class DeletionCheck(NamedTuple):
     flagged_after: np.ndarray
     p_cutoff: float
     rule: str
-    verdict: str
+    verdict: DeletionVerdict
     warnings: list[str]
 
 
@@ -123,14 +138,14 @@ def deletion_check(
     )
 
 
-def _verdict(p_before: float, p_after: float, p_change: float, level: float) -> str:
+def _verdict(p_before: float, p_after: float, p_change: float, level: float) -> DeletionVerdict:
     if p_before > level:
-        return "cannot tell: no evidence of membership before"
+        return DeletionVerdict.NOTHING_BEFORE
     if p_after <= level:
-        return "evidence of membership remains"
+        return DeletionVerdict.REMAINS
     if p_change > level:
-        return "cannot tell: the change may be chance"
-    return "no evidence of membership after"
+        return DeletionVerdict.MAY_BE_CHANCE
+    return DeletionVerdict.GONE
 
 
 def _paired_change(

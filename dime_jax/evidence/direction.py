@@ -8,7 +8,7 @@ theory alone; if members score *above* held-out images by it, the sets are swapp
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy.typing as npt
 
@@ -63,11 +63,6 @@ class Direction:
     may_learn: bool
     aucs: tuple[WitnessAuc, ...]
     error_rate: float = ERROR_RATE
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in results.json."""
-        fields = dataclasses.asdict(self)
-        return {**fields, "judgement": str(self.judgement), "aucs": list(fields["aucs"])}
 
 
 NOT_CHECKED = Direction(Judgement.NOT_CHECKED, may_learn=False, aucs=())

@@ -1,12 +1,12 @@
 """From a spec to a network, its variables, and the eps function that a Denoiser needs."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dime_jax._typing import PyTree
+from dime_jax.denoiser import ApplyFn
 from dime_jax.models.ddpm_unet import DdpmUnet
 from dime_jax.models.guided_unet import GuidedUnet
 from dime_jax.models.layers import Dtype
@@ -16,13 +16,19 @@ from dime_jax.schedule import per_image
 
 
 def build(spec: DdpmUnetSpec | GuidedUnetSpec, *, dtype: Dtype = jnp.float32, remat: bool = False) -> Unet:
-    """The network of the spec; its variables are `{"params": ..., "constants": ...}` (constants only if it has any)."""
+    """The network of the spec; its variables are `{"params": ..., "constants": ...}` (constants only if it has any).
+
+    Args:
+      spec: the architecture.
+      dtype: of convolutions and matmuls.
+      remat: compute activations again in the backward pass instead of keeping them.
+    """
     if isinstance(spec, DdpmUnetSpec):
         return DdpmUnet(spec, dtype=dtype, remat=remat)
     return GuidedUnet(spec, dtype=dtype, remat=remat)
 
 
-def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> Any:
+def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> PyTree:
     """Fresh variables for training; the same for the same key on one backend.
 
     The draws use JAX's "rbg" generator: with the default one, XLA takes a second per weight shape to compile on CPUs.
@@ -35,14 +41,14 @@ def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> Any:
 
 
 @functools.lru_cache(maxsize=32)
-def param_shapes(spec: DdpmUnetSpec | GuidedUnetSpec) -> Any:
+def param_shapes(spec: DdpmUnetSpec | GuidedUnetSpec) -> PyTree:
     """The variables' shapes and dtypes, without computing anything. (Do not change the tree: it is shared.)"""
     return jax.eval_shape(lambda: init(spec, jax.random.key(0)))
 
 
 @functools.lru_cache(maxsize=32)
-def denoise(spec: ModelSpec) -> Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]:
-    """The function `apply(variables, x, t, label) -> eps` of a network, for a Denoiser.
+def denoise(spec: ModelSpec) -> ApplyFn:
+    """The function `apply(variables, x, t, condition) -> eps` of a network, for a Denoiser.
 
     Learned variances are cut off. Other predictions are turned into noise by x_t = √ᾱ x₀ + σ ε:
       sample: ε = (x_t - √ᾱ x̂₀) / σ;   v_prediction (v = √ᾱ ε - σ x₀): ε = √ᾱ v̂ + σ x_t.
@@ -52,9 +58,9 @@ def denoise(spec: ModelSpec) -> Callable[[Any, jax.Array, jax.Array, jax.Array |
     schedule = spec.schedule.build()
     channels = spec.architecture.image_channels
 
-    def apply(variables: Any, x: jax.Array, t: jax.Array, label: jax.Array | None) -> jax.Array:
-        output: Any = network.apply(variables, x, t, label)
-        prediction = output[..., :channels]
+    def apply(variables: PyTree, x: jax.Array, t: jax.Array, condition: jax.Array | None) -> jax.Array:
+        output = network.apply(variables, x, t, condition)
+        prediction = jnp.asarray(output)[..., :channels]
         if spec.prediction == "epsilon":
             return prediction
         sqrt_abar, sigma = per_image(schedule.sqrt_abar(t), x), per_image(schedule.sigma(t), x)

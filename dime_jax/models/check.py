@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from PIL import Image
 
 from dime_jax import _validate
+from dime_jax._typing import PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.denoiser_check import DenoiserCheck, check_denoiser
-from dime_jax.schedule import per_image
 
 
 class ModelCheck(NamedTuple):
@@ -21,7 +22,7 @@ class ModelCheck(NamedTuple):
     Attributes:
       timesteps: where the error was measured.
       errors: mean of (eps - noise)² over images and pixels at each; 1 is a model that predicts nothing.
-      samples: DDIM samples [N, H, W, C], about in [-1, 1].
+      samples: DDIM samples [N, H, W, C] in the model's own space; pixels are about in [-1, 1].
       figure: the PNG sheet of the samples.
       check: whether it predicts noise at all, and whether it is asked in its own terms.
     """
@@ -35,10 +36,10 @@ class ModelCheck(NamedTuple):
 
 def check_model(
     denoiser: Denoiser,
-    images: Any,
+    images: ArrayLike,
     output_dir: Path | str,
     *,
-    labels: Any = None,
+    condition: PyTree = None,
     seed: int = 0,
     num_timesteps: int = 10,
     num_samples: int = 16,
@@ -53,7 +54,7 @@ def check_model(
       denoiser: the model.
       images: a few images [B, *image_shape] on the [-1, 1] scale.
       output_dir: made if needed.
-      labels: [B] classes of the images, for class-conditional models.
+      condition: of the images, for conditional models: their classes [B], or what `embed` gives for their captions.
       seed: of the noise.
       num_timesteps: at how many t to measure.
       num_samples: how many samples to draw.
@@ -64,47 +65,76 @@ def check_model(
     _validate.check_at_least(ddim_steps, 1, "ddim_steps")
     noise_key, sample_key = jax.random.split(jax.random.key(seed))
     timesteps = np.unique(np.linspace(0, denoiser.schedule.num_steps - 1, num_timesteps).round().astype(int))
-    errors = noise_errors(denoiser, jnp.asarray(images, jnp.float32), timesteps, noise_key, labels)
-    classes = None if denoiser.num_classes is None else np.arange(num_samples) % denoiser.num_classes
-    start = jax.random.normal(sample_key, (num_samples, *denoiser.image_shape))
-    samples = ddim_sample(denoiser, start, ddim_steps, classes)
+    x = denoiser.encode(jnp.asarray(images, jnp.float32), seed=seed)
+    errors = noise_errors(denoiser, x, timesteps, noise_key, condition)
+    start = jax.random.normal(sample_key, (num_samples, *denoiser.shape))
+    samples = ddim_sample(denoiser, start, ddim_steps, _condition_of_samples(denoiser, condition, num_samples))
 
     output_dir = Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     figure = output_dir / "samples.png"
-    sample_sheet(samples).save(figure)
+    sample_sheet(_pictures(denoiser, samples)).save(figure)
     rows = [{"t": int(t), "error": float(error)} for t, error in zip(timesteps, errors)]
-    check = check_denoiser(denoiser, images, labels, seed=seed)
+    check = check_denoiser(denoiser, images, condition, seed=seed)
     contents = {"errors": rows, "seed": seed, "model_check": check.to_json()}
     (output_dir / "check.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     return ModelCheck(timesteps, errors, samples, figure, check)
 
 
-def noise_errors(denoiser: Denoiser, images: jax.Array, timesteps: Any, key: jax.Array, labels: Any) -> np.ndarray:
-    """Mean of (eps(√ᾱ x + σ ε, t) - ε)² at each t; the same noise at all of them."""
-    eps_fn, schedule = denoiser.eps_fn(labels), denoiser.schedule
+def _pictures(denoiser: Denoiser, samples: np.ndarray) -> np.ndarray:
+    """Samples as pictures, where a model with latents says how (`LatentDenoiser.decode`)."""
+    decode = getattr(denoiser, "decode", None)
+    return samples if decode is None else np.asarray(decode(jnp.asarray(samples)))
+
+
+def _condition_of_samples(denoiser: Denoiser, condition: PyTree, count: int) -> PyTree:
+    """Every class in turn; of other models the conditions of the images in turn."""
+    if denoiser.num_classes is not None:
+        return np.arange(count) % denoiser.num_classes
+    return jax.tree.map(lambda rows: rows[np.arange(count) % len(rows)], condition)
+
+
+def noise_errors(
+    denoiser: Denoiser, images: jax.Array, timesteps: ArrayLike, key: jax.Array, condition: PyTree
+) -> np.ndarray:
+    """Mean of (eps(√ᾱ x + σ ε, t) - ε)² at each t, for x in the model's own space; the same noise at all of them.
+
+    Args:
+      denoiser: the model.
+      images: x [B, *shape].
+      timesteps: where it is asked.
+      key: of the noise.
+      condition: of the images, for conditional models.
+    """
+    eps_fn, schedule = denoiser.eps_fn(condition), denoiser.schedule
     noise = jax.random.normal(key, images.shape)
     errors = []
-    for t in map(int, timesteps):
-        x = per_image(schedule.sqrt_abar(t), images) * images + per_image(schedule.sigma(t), images) * noise
-        errors.append(float(jnp.mean((eps_fn(x, t) - noise) ** 2)))
+    for t in map(int, np.asarray(timesteps)):
+        errors.append(float(jnp.mean((eps_fn(schedule.noised(images, noise, t), t) - noise) ** 2)))
     return np.array(errors)
 
 
-def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, labels: Any = None) -> np.ndarray:
+def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyTree = None) -> np.ndarray:
     """Deterministic DDIM from noise: x₀ = (x - σ ε)/√ᾱ clipped to [-1, 1], then x = √ᾱ' x₀ + σ' ε at the next t'.
 
-    Where ᾱ = 0 (zero terminal SNR), x₀ cannot be had from ε and starts at 0.
+    Where ᾱ = 0 (zero terminal SNR), x₀ cannot be had from ε and starts at 0. Latents have no bounds to clip them to.
+
+    Args:
+      denoiser: the model.
+      start: x at the last timestep [B, *shape], standard Gaussian noise.
+      steps: how many timesteps are visited, evenly spaced.
+      condition: of the samples, for conditional models.
     """
-    eps_fn, schedule = denoiser.eps_fn(labels), denoiser.schedule
+    eps_fn, schedule = denoiser.eps_fn(condition), denoiser.schedule
+    bound = 1.0 if denoiser.encode_fn is None else np.inf
     timesteps = np.unique(np.linspace(schedule.num_steps - 1, 0, steps).round().astype(int))[::-1]
     x = x0 = start
     for t, following in zip(timesteps, [*timesteps[1:], None]):
         sqrt_abar, sigma = float(schedule.sqrt_abar(int(t))), float(schedule.sigma(int(t)))
         eps = eps_fn(x, int(t))
-        x0 = jnp.clip((x - sigma * eps) / sqrt_abar, -1, 1) if sqrt_abar > 0 else jnp.zeros_like(x)
+        x0 = jnp.clip((x - sigma * eps) / sqrt_abar, -bound, bound) if sqrt_abar > 0 else jnp.zeros_like(x)
         if following is not None:
-            x = float(schedule.sqrt_abar(int(following))) * x0 + float(schedule.sigma(int(following))) * eps
+            x = schedule.noised(x0, eps, int(following))
     return np.asarray(x0)
 
 

@@ -7,11 +7,10 @@ long on CPUs. Here it is nine matrix products for small images, and Winograd's s
 larger ones. On accelerators the vendor's library does better than both.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from dime_jax._typing import PyTree
 from dime_jax.models import winograd
 
 _MIN_WINOGRAD_PIXELS = 256  # in an image; below, transforming the gradient costs more than it saves
@@ -31,7 +30,7 @@ def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 @convolve.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(primals: PyTree, tangents: PyTree) -> tuple[jax.Array, jax.Array]:
     """The product rule. Reverse mode transposes the second term and never computes it."""
     (x, kernel), (x_dot, kernel_dot) = primals, tangents
     height, width = x.shape[1:3]

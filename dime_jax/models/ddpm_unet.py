@@ -7,9 +7,7 @@ import jax.numpy as jnp
 from dime_jax.models import layers
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
 from dime_jax.models.spec import DdpmUnetSpec
-from dime_jax.models.unet import Unet
-
-_ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
+from dime_jax.models.unet import ZEROS, Unet, UnetAttention
 
 
 class ResBlock(nn.Module):
@@ -28,31 +26,19 @@ class ResBlock(nn.Module):
         h = h + dense(self.channels, dtype=self.dtype, name="time_dense")(nn.silu(embedding))[:, None, None]
         h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_2")(h))
         h = nn.Dropout(spec.dropout, deterministic=not train)(h)
-        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=_ZEROS)(h)
-        if x.shape[-1] != self.channels:
-            x = dense(self.channels, dtype=self.dtype, name="shortcut")(x)
-        return x + h
+        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=ZEROS)(h)
+        return layers.add_residual(x, h, self.dtype)
 
 
-class Attention(nn.Module):
-    """x + out(softmax(q kᵀ / √d) v), with q, k, v three maps of GN(x)."""
+class Attention(UnetAttention):
+    """Self-attention with three maps of GN(x)."""
 
-    spec: DdpmUnetSpec
-    dtype: Dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Attend over the H·W positions of x [B, H, W, C]."""
-        batch, height, width, channels = x.shape
-        heads = self.spec.heads(channels)
-        h = GroupNorm(self.spec.norm_groups, self.spec.norm_eps, self.dtype, name="norm")(x)
-        h = h.reshape(batch, height * width, channels)
-        query, key, value = (
-            dense(channels, dtype=self.dtype, name=name)(h).reshape(batch, -1, heads, channels // heads)
-            for name in ("query", "key", "value")
-        )
-        h = layers.attend(query, key, value).reshape(batch, height, width, channels)
-        return x + dense(channels, dtype=self.dtype, kernel_init=_ZEROS, name="out")(h)
+    def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A map each."""
+        query = dense(h.shape[-1], dtype=self.dtype, name="query")(h)
+        key = dense(h.shape[-1], dtype=self.dtype, name="key")(h)
+        value = dense(h.shape[-1], dtype=self.dtype, name="value")(h)
+        return layers.split_heads(query, heads), layers.split_heads(key, heads), layers.split_heads(value, heads)
 
 
 class DdpmUnet(Unet):

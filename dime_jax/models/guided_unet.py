@@ -7,10 +7,7 @@ import jax.numpy as jnp
 from dime_jax.models import layers
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
 from dime_jax.models.spec import GuidedUnetSpec
-from dime_jax.models.unet import Unet
-
-_ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
-
+from dime_jax.models.unet import ZEROS, Unet, UnetAttention
 
 _RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
 
@@ -42,31 +39,24 @@ class ResBlock(nn.Module):
         else:
             h = norm(h + condition)
         h = nn.Dropout(spec.dropout, deterministic=not train)(nn.silu(h))
-        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=_ZEROS)(h)
-        if x.shape[-1] != self.channels:
-            x = dense(self.channels, dtype=self.dtype, name="shortcut")(x)
-        return x + h
+        h = conv3x3(self.channels, "conv_2", self.dtype, kernel_init=ZEROS)(h)
+        return layers.add_residual(x, h, self.dtype)
 
 
-class Attention(nn.Module):
-    """x + out(softmax(q kᵀ / √d) v), with q, k, v from one map of GN(x) in the legacy or the new channel order."""
+class Attention(UnetAttention):
+    """Self-attention with one map of GN(x) in the legacy or the new channel order."""
 
     spec: GuidedUnetSpec
-    dtype: Dtype = jnp.float32
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Attend over the H·W positions of x [B, H, W, C]."""
-        batch, height, width, channels = x.shape
-        heads = self.spec.heads(channels)
-        h = GroupNorm(self.spec.norm_groups, self.spec.norm_eps, self.dtype, name="norm")(x)
-        qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(h.reshape(batch, height * width, channels))
+    def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Parts of one map."""
+        batch, positions, channels = h.shape
+        qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(h)
         if self.spec.new_attention_order:
-            query, key, value = jnp.moveaxis(qkv.reshape(batch, -1, 3, heads, channels // heads), 2, 0)
+            query, key, value = jnp.moveaxis(qkv.reshape(batch, positions, 3, heads, channels // heads), 2, 0)
         else:
-            query, key, value = jnp.moveaxis(qkv.reshape(batch, -1, heads, 3, channels // heads), 3, 0)
-        h = layers.attend(query, key, value).reshape(batch, height, width, channels)
-        return x + dense(channels, dtype=self.dtype, kernel_init=_ZEROS, name="out")(h)
+            query, key, value = jnp.moveaxis(qkv.reshape(batch, positions, heads, 3, channels // heads), 3, 0)
+        return query, key, value
 
 
 class GuidedUnet(Unet):

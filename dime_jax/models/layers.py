@@ -4,35 +4,66 @@ Dtype policy: parameters are float32; convolutions and matmuls run in the module
 bfloat16 optional for training); GroupNorm statistics and the attention softmax are always float32.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dime_jax.models import cpu_convolution, winograd
 
-Dtype = Any
+Dtype = DTypeLike
+Padding = int | Sequence[tuple[int, int]]
 
 # Ho et al. 2020: uniform with variance 2 / (fan in + fan out).
 _KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
-def dense(features: int, **options: Any) -> nn.Dense:
-    """A linear map of the channels; as a 1×1 convolution it is the same."""
-    return nn.Dense(features, **{"kernel_init": _KERNEL_INIT, **options})
+def dense(
+    features: int,
+    name: str | None = None,
+    dtype: Dtype | None = None,
+    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+    use_bias: bool = True,
+) -> nn.Dense:
+    """A linear map of the channels; as a 1×1 convolution it is the same. The arguments are `nn.Dense`'s."""
+    return nn.Dense(features, use_bias, dtype, kernel_init=kernel_init, name=name)
 
 
-def conv3x3(features: int, name: str, dtype: Dtype, **options: Any) -> nn.Conv:
-    """A 3×3 convolution, padded by one on each side unless `options` (of `nn.Conv`) say otherwise."""
-    defaults: dict[str, Any] = {"padding": 1, "kernel_init": _KERNEL_INIT}
-    if not options.keys() & {"strides", "padding"}:
-        defaults["conv_general_dilated"] = _convolve
-    return nn.Conv(features, (3, 3), dtype=dtype, name=name, **{**defaults, **options})
+def add_residual(x: jax.Array, h: jax.Array, dtype: Dtype | None = None) -> jax.Array:
+    """x + h, with a map of x (the module's "shortcut", computed in `dtype`) where the widths differ."""
+    if x.shape[-1] != h.shape[-1]:
+        x = dense(h.shape[-1], dtype=dtype, name="shortcut")(x)
+    return x + h
 
 
-def _convolve(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **options: Any) -> jax.Array:
+def conv3x3(
+    features: int,
+    name: str,
+    dtype: Dtype,
+    strides: int = 1,
+    padding: Padding = 1,
+    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+) -> nn.Conv:
+    """A 3×3 convolution, padded by one on each side unless `padding` says otherwise. The arguments are `nn.Conv`'s."""
+    return nn.Conv(
+        features,
+        (3, 3),
+        strides,
+        padding,
+        dtype=dtype,
+        kernel_init=kernel_init,
+        conv_general_dilated=_convolve if strides == padding == 1 else None,
+        name=name,
+    )
+
+
+def _convolve(
+    x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Sequence[tuple[int, int]], **options: Any
+) -> jax.Array:
     """The convolution of stride 1 and padding 1, on a CPU in the way that is fastest there."""
 
     def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -50,12 +81,20 @@ def upsample_conv3x3(features: int, name: str, dtype: Dtype) -> nn.Conv:
     2×2 block of outputs is a 2×2 convolution of the small image, with sums of the kernel's entries: 16 multiplications
     instead of 36, and 9 in `winograd`.
     """
-    return conv3x3(features, name, dtype, conv_general_dilated=_convolve_upsampled)
+    return nn.Conv(
+        features,
+        (3, 3),
+        padding=1,
+        dtype=dtype,
+        kernel_init=_KERNEL_INIT,
+        conv_general_dilated=_convolve_upsampled,
+        name=name,
+    )
 
 
-def _convolve_upsampled(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **options: Any) -> jax.Array:
+def _convolve_upsampled(x: jax.Array, kernel: jax.Array, *strides_and_padding: object, **options: Any) -> jax.Array:
     """The convolution of `upsample_conv3x3`, on a CPU in the way that is fastest there; stride and padding are 1."""
-    del strides, padding
+    del strides_and_padding
     options.update(lhs_dilation=None, rhs_dilation=None)
 
     def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -121,6 +160,36 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     logits = jnp.einsum("bqhd,bkhd->bhqk", query * jnp.asarray(size**-0.5, query.dtype), key)
     weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, positions, C] as [B, positions, heads, C / heads]."""
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads)
+
+
+MAX_LOGITS = 2**25  # that `attend_bounded` holds at once: 128 MiB
+
+
+def attend_bounded(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """`attend`, a part of the queries at a time where q kᵀ of the whole batch would have more than MAX_LOGITS entries.
+
+    Derivatives compute the logits again instead of keeping them, so that they are bounded too.
+    """
+    batch, positions, heads, size = query.shape
+    parts = -(-batch * positions * heads * key.shape[1] // MAX_LOGITS)
+    if parts <= 1:
+        return attend(query, key, value)
+    length = -(-positions // min(parts, positions))
+    parts = -(-positions // length)
+    padded = jnp.pad(query, ((0, 0), (0, parts * length - positions), (0, 0), (0, 0)))
+    slices = padded.reshape(batch, parts, length, heads, size).swapaxes(0, 1)
+    outputs = jax.lax.map(jax.checkpoint(lambda part: attend(part, key, value)), slices)
+    return outputs.swapaxes(0, 1).reshape(batch, parts * length, heads, -1)[:, :positions]
+
+
+def layer_norm(eps: float, name: str, affine: bool = True) -> nn.LayerNorm:
+    """(x - mean) / √(var + eps) over the channels, times scale plus bias if `affine`; the variance in two passes."""
+    return nn.LayerNorm(eps, use_bias=affine, use_scale=affine, use_fast_variance=False, name=name)
 
 
 def upsample_nearest(x: jax.Array) -> jax.Array:

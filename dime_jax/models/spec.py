@@ -6,13 +6,13 @@ the network predicts + the shape of an image. Bad values are refused with one li
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax import _records, _validate
+from dime_jax._typing import JsonObject
 from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
@@ -23,23 +23,23 @@ MAX_CLASSES = 100_000
 MAX_STEPS = 100_000
 MAX_IMAGE_SIZE = 4096
 
+_NUMBERS = (int, float, np.integer, np.floating)
 PREDICTIONS = ("epsilon", "sample", "v_prediction")
 
 
-def check_integer(value: Any, low: int, high: int, name: str) -> None:
+def check_integer(value: object, low: int, high: int, name: str) -> None:
     """Require an int (not a bool) in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"expected {name} to be an integer in [{low}, {high}], got {name}={_short(value)}")
 
 
-def check_number(value: Any, low: float, high: float, name: str) -> None:
+def check_number(value: object, low: float, high: float, name: str) -> None:
     """Require a finite real number in [low, high]."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not low <= value <= high:
         raise ValueError(f"expected {name} to be a number in [{low:g}, {high:g}], got {name}={_short(value)}")
 
 
-def check_flag(value: Any, name: str) -> None:
+def check_flag(value: object, name: str) -> None:
     """Require a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"expected {name} to be true or false, got {name}={_short(value)}")
@@ -292,53 +292,80 @@ class ModelSpec:
                 f"expected a time table of at least {self.schedule.num_steps} steps (the schedule's), got {steps}"
             )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON-able dict, from which `from_json` makes an equal spec."""
-        architecture = {"kind": self.architecture.kind, **_listed(self.architecture)}
-        return {**_listed(self), "architecture": architecture, "schedule": _listed(self.schedule)}
+        return {**to_fields(self), "architecture": to_fields(self.architecture), "schedule": to_fields(self.schedule)}
 
     @classmethod
-    def from_json(cls, fields: Any) -> "ModelSpec":
+    def from_json(cls, contents: object) -> "ModelSpec":
         """The spec that `to_json` wrote; unknown and missing fields are refused."""
-        fields = _fields(fields, cls, "spec")
-        architecture = dict(_mapping(fields["architecture"], "architecture"))
-        kind = architecture.pop("kind", None)
-        _validate.check_choice(kind, [spec.kind for spec in _ARCHITECTURES], "architecture kind")
-        spec_class = next(spec for spec in _ARCHITECTURES if spec.kind == kind)
+        fields = _fields(contents, cls, "spec")
         return cls(
-            architecture=spec_class(**_fields(architecture, spec_class, "architecture")),
+            architecture=from_tagged(_ARCHITECTURES, fields["architecture"], "architecture"),
             image_shape=fields["image_shape"],
-            schedule=ScheduleSpec(**_fields(fields["schedule"], ScheduleSpec, "schedule")),
+            schedule=from_fields(ScheduleSpec, fields["schedule"], "schedule"),
             prediction=fields["prediction"],
         )
 
 
-_ARCHITECTURES: tuple[type[DdpmUnetSpec] | type[GuidedUnetSpec], ...] = (DdpmUnetSpec, GuidedUnetSpec)
+_ARCHITECTURES: tuple[type[DdpmUnetSpec | GuidedUnetSpec], ...] = (DdpmUnetSpec, GuidedUnetSpec)
 
 
-def _listed(spec: Any) -> dict[str, Any]:
-    """The dataclass's own fields, tuples as lists."""
-    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+class _HasKind(Protocol):
+    kind: ClassVar[str]
+
+
+Spec = TypeVar("Spec")
+TaggedSpec = TypeVar("TaggedSpec", bound=_HasKind)
+
+
+def to_fields(spec: object) -> JsonObject:
+    """A JSON-able dict of a spec's fields, tuples as lists, with its kind first if its class has one."""
+    values = {name: getattr(spec, name) for name in ("kind", *_records.field_names(spec)) if hasattr(spec, name)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+def from_fields(spec_class: Callable[..., Spec], contents: object, name: str) -> Spec:
+    """The spec of one class from a dict of exactly its fields.
+
+    Args:
+      spec_class: a dataclass, which checks the values itself.
+      contents: as JSON has it.
+      name: for the error.
+    """
+    return spec_class(**_fields(contents, spec_class, name))
+
+
+def from_tagged(spec_classes: Sequence[type[TaggedSpec]], contents: object, name: str) -> TaggedSpec:
+    """The spec that `to_fields` wrote, of whichever of these classes its kind names.
+
+    Args:
+      spec_classes: the dataclasses that it may be of.
+      contents: as JSON has it.
+      name: for the error.
+    """
+    fields = _mapping(contents, name)
+    kind = fields.pop("kind", None)
+    _validate.check_choice(kind, [spec.kind for spec in spec_classes], f"{name} kind")
+    return from_fields(next(spec for spec in spec_classes if spec.kind == kind), fields, name)
+
+
+def _mapping(value: object, name: str) -> JsonObject:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected {name} to be a JSON object, got {_short(value)}")
-    return value
-
-
-def _fields(value: Any, spec_class: Any, name: str) -> dict[str, Any]:
-    """`value` as keyword arguments of `spec_class`, with exactly its fields."""
-    expected = {field.name for field in dataclasses.fields(spec_class)}
-    given = set(_mapping(value, name))
-    problems = [f"unknown {_short(key)}" for key in sorted(given - expected)]
-    problems += [f"missing {key!r}" for key in sorted(expected - given)]
-    if problems:
-        raise ValueError(f"bad fields in {name}: {', '.join(problems[:5])}")
     return dict(value)
 
 
-def _short(value: Any) -> str:
+def _fields(value: object, spec_class: object, name: str) -> JsonObject:
+    """`value` as keyword arguments of `spec_class`, with exactly its fields."""
+    fields, expected = _mapping(value, name), set(_records.field_names(spec_class))
+    problems = [f"unknown {_short(key)}" for key in sorted(fields.keys() - expected)]
+    problems += [f"missing {key!r}" for key in sorted(expected - fields.keys())]
+    if problems:
+        raise ValueError(f"bad fields in {name}: {', '.join(problems[:5])}")
+    return fields
+
+
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

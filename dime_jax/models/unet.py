@@ -4,14 +4,34 @@ The DDPM and the Guided Diffusion networks share it, and the names of its module
 residual block, an attention block, a resampling step and the embedding of t.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
+from dime_jax.models.layers import Dtype, GroupNorm, attend, conv3x3, dense
 from dime_jax.models.spec import UnetSpec
+
+ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
+
+
+class UnetAttention(nn.Module):
+    """x + out(softmax(q kᵀ / √d) v), with q, k, v linear in GN(x); subclasses say how."""
+
+    spec: UnetSpec
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Attend over the H·W positions of x [B, H, W, C]."""
+        batch, height, width, channels = x.shape
+        h = GroupNorm(self.spec.norm_groups, self.spec.norm_eps, self.dtype, name="norm")(x)
+        h = h.reshape(batch, height * width, channels)
+        h = attend(*self.query_key_value(h, self.spec.heads(channels))).reshape(x.shape)
+        return x + dense(channels, dtype=self.dtype, kernel_init=ZEROS, name="out")(h)
+
+    def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Three arrays [B, positions, heads, C / heads] for h [B, positions, C]."""
+        raise NotImplementedError
 
 
 class Unet(nn.Module):
@@ -64,9 +84,7 @@ class Unet(nn.Module):
             if level:
                 h = self.upsample(h, embedding, f"up_{level}_upsample", train)
         h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, self.dtype, name="norm_out")(h))
-        return conv3x3(spec.out_channels, "conv_out", self.dtype, kernel_init=nn.initializers.zeros)(h).astype(
-            jnp.float32
-        )
+        return conv3x3(spec.out_channels, "conv_out", self.dtype, kernel_init=ZEROS)(h).astype(jnp.float32)
 
     def _embed(self, t: jax.Array, label: jax.Array | None) -> jax.Array:
         """Two-layer MLP of the features of t, plus the label's embedding; [B, time_channels]."""
@@ -78,7 +96,7 @@ class Unet(nn.Module):
             embedding = embedding + embed_label(label)
         return embedding
 
-    def _block(self, block: type[nn.Module], name: str, **arguments: Any) -> nn.Module:
+    def _block(self, block: type[nn.Module], name: str, **arguments: int | str) -> nn.Module:
         """A block with this network's spec and dtype, rematerialised if asked."""
         wrapped = nn.remat(block, static_argnums=(3,) if "channels" in arguments else ()) if self.remat else block
         return wrapped(self.spec, dtype=self.dtype, name=name, **arguments)

@@ -103,11 +103,19 @@ def _transform_taps(taps: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
 
 def _transform_blocks(blocks: jax.Array, axis: int) -> list[jax.Array]:
     """Bᵀ d along an axis whose successor tells even from odd pixels: four arrays, one block shorter."""
-    even, odd = (jax.lax.index_in_dim(blocks, parity, axis + 1, keepdims=False) for parity in range(2))
-    count = blocks.shape[axis] - 1
-    d0, d2 = (jax.lax.slice_in_dim(even, start, start + count, axis=axis) for start in range(2))
-    d1, d3 = (jax.lax.slice_in_dim(odd, start, start + count, axis=axis) for start in range(2))
+    even = jax.lax.index_in_dim(blocks, 0, axis + 1, keepdims=False)
+    odd = jax.lax.index_in_dim(blocks, 1, axis + 1, keepdims=False)
+    d0, d2 = _but_last(even, axis), _but_first(even, axis)
+    d1, d3 = _but_last(odd, axis), _but_first(odd, axis)
     return [d0 - d2, d1 + d2, d2 - d1, d1 - d3]
+
+
+def _but_first(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, 1, None, axis=axis)
+
+
+def _but_last(x: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, 0, -1, axis=axis)
 
 
 def _transform_products(products: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -125,7 +133,8 @@ def _outer_taps_and_sum(taps: Iterable[jax.Array]) -> tuple[jax.Array, ...]:
 def _neighbour_differences(x: jax.Array, axis: int) -> list[jax.Array]:
     """a - b, b, c - b for each pixel b, with zeros around the image."""
     padded = jnp.pad(x, [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)])
-    before, after = (jax.lax.slice_in_dim(padded, start, start + x.shape[axis], axis=axis) for start in (0, 2))
+    before = jax.lax.slice_in_dim(padded, 0, -2, axis=axis)
+    after = jax.lax.slice_in_dim(padded, 2, None, axis=axis)
     return [before - x, x, after - x]
 
 

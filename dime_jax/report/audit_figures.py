@@ -1,7 +1,8 @@
 """The figures of an audit, each from its record and results; one attack is told from the rest by the accent colour."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -9,18 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dime_jax import evidence, metrics, pipeline
-from dime_jax.attacks import get_attack
-from dime_jax.auditing.findings import DIME
-from dime_jax.auditing.record import Record, best_calibrated, label
+from dime_jax.attacks import describe_attack
+from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
+from dime_jax.findings.frozen import best_calibrated
+from dime_jax.findings.record import Record
+from dime_jax.findings.results import AuditFindings, DeletionRow
 from dime_jax.report import figures
 
-INK, MUTED, RULE = "#1f2328", "#8b949e", "#e3e6ea"
+INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"
 ACCENT, SECOND = figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
 
 _WIDTH, _HEIGHT = 4.7, 3.3
 _MOST_POINTS = 1500  # of a side in a scatter plot
-_BINS = 40
 _REFERENCE_EPSILONS = (1.0, 4.0)
 
 
@@ -34,9 +36,9 @@ class AuditFigure(NamedTuple):
     alt: str
 
 
-def draw_all(record: Record, results: Mapping[str, Any]) -> list[AuditFigure]:
+def draw_all(record: Record, results: AuditFindings) -> list[AuditFigure]:
     """Every figure that the record allows, drawn in the package's style."""
-    drawings: Sequence[Callable[[Record, Mapping[str, Any]], AuditFigure | None]] = (
+    drawings: Sequence[Callable[[Record, AuditFindings], AuditFigure | None]] = (
         (draw_roc, draw_scores, draw_budget, draw_timesteps, draw_terms, draw_p_values)
         if record.members_known
         else (draw_scores, draw_p_values)
@@ -46,66 +48,55 @@ def draw_all(record: Record, results: Mapping[str, Any]) -> list[AuditFigure]:
     return [figure for figure in found if figure is not None]
 
 
-def audit_style() -> Any:
+def audit_style() -> AbstractContextManager[None]:
     """The package's style, with text kept as text in SVG files and the colours that the page knows."""
     colors = {"axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "grid.color": RULE}
     ticks = {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
     return figures.style(**colors, **ticks, **{"svg.fonttype": "none"})
 
 
-def draw_roc(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
     """Log-log ROC of every attack, and what differential privacy would allow."""
     figure, axes = _new()
     highlighted = _highlighted(record)
     size = len(record.split.heldout)
     left = 0.5 / size
+    curves = []
     for frozen in _largest_tiers(record):
-        scores = record.scores(frozen).finite()
-        curve = metrics.roc_curve(*scores)
-        # A logarithmic axis has no place for 0: the curve starts at the left edge with what no false alarm costs.
-        seen = np.append(curve.fpr[1:] > 0, True) & (curve.tpr > 0)
-        drawn = _line_style(frozen, highlighted)
-        axes.plot(np.maximum(curve.fpr[seen], left), curve.tpr[seen], drawstyle="steps-post", **drawn)
+        curve = metrics.roc_curve(*record.scores(frozen).finite())
+        curves.append(figures.Line(curve.fpr, curve.tpr, _line_style(frozen, highlighted)))
+    figures.roc(axes, curves, 1 / size)
     grid = np.geomspace(left, 1, 200)
-    delta = results["settings"]["delta"]
+    delta = results.settings.delta
     for epsilon in _REFERENCE_EPSILONS:
         axes.plot(grid, evidence.dp_tpr_bound(grid, epsilon, delta), color=MUTED, lw=0.7, ls=(0, (1, 2)))
         height = evidence.dp_tpr_bound(np.array([left]), epsilon, delta)[0]
         axes.annotate(
             f"ε = {epsilon:g} allows", (left, height), (2, 3), textcoords="offset points", color=MUTED, size=6.5
         )
-    axes.plot(grid, grid, color=MUTED, lw=0.7)
     axes.annotate("chance", (left, left), (2, 3), textcoords="offset points", color=MUTED, size=6.5)
-    axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.05))
     axes.set(xlabel="false alarms (FPR)", ylabel="members found (TPR)")
-    axes.axvline(0.01, color=MUTED, lw=0.7)
     axes.legend(loc="lower right")
-    row = next(row for row in results["results"] if _is(row, record.decider))
+    row = results.deciding_row
+    assert row is not None
     return AuditFigure(
         "roc",
         figure,
         "How many members are found, at how many false alarms",
         f"Both axes are logarithmic. Dotted: the most that a training run with (ε, δ = {delta:g})-"
         "differential privacy would allow, TPR ≤ e^ε FPR + δ. The vertical line marks 1 % false alarms.",
-        f"ROC curves. {_title(record.decider)} finds {100 * row['tpr_at_1pct_fpr']['value']:.1f} per cent of members "
+        f"ROC curves. {_title(record.decider)} finds {100 * row.tpr_at_1pct_fpr.value:.1f} per cent of members "
         "at 1 per cent false alarms.",
     )
 
 
-def draw_scores(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
     scores = record.scores(record.decider).finite()
     candidates, _ = record.candidate_scores()
     candidates = candidates[np.isfinite(candidates)]
-    every = np.concatenate([*scores, candidates])
-    low, high = np.quantile(every, [0.0, 0.995])
-    bins = np.linspace(low, high, _BINS + 1).tolist()
-    for side, color, name in ((scores.heldout, MUTED, "held-out"), (scores.member, ACCENT, "members")):
-        if side.size:
-            weights = np.full(side.size, 100 / side.size)
-            axes.hist(np.clip(side, low, high), bins, weights=weights, color=color, alpha=0.25)
-            axes.hist(np.clip(side, low, high), bins, weights=weights, color=color, histtype="step", lw=1.2, label=name)
+    low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)
     if candidates.size:
         axes.plot(
             np.clip(candidates, low, high),
@@ -119,8 +110,7 @@ def draw_scores(record: Record, results: Mapping[str, Any]) -> AuditFigure:
             label="candidates",
         )
         axes.tick_params(axis="x", pad=9)
-    if np.isfinite(record.decider.tau):
-        axes.axvline(record.decider.tau, color=INK, lw=0.8, ls=(0, (4, 2)), label="threshold τ")
+    figures.threshold(axes, record.decider.tau, INK)
     axes.set(xlabel="score (lower = more like a training image)", ylabel="share of images, %")
     axes.legend(loc="upper right")
     return AuditFigure(
@@ -135,22 +125,21 @@ def draw_scores(record: Record, results: Mapping[str, Any]) -> AuditFigure:
     )
 
 
-def draw_budget(record: Record, results: Mapping[str, Any]) -> AuditFigure:
+def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
     """AUC against queries per image, tiers of one attack joined, with intervals."""
     figure, axes = _new()
     highlighted = _highlighted(record)
-    for name in dict.fromkeys(row["attack"] for row in results["results"]):
-        rows = sorted(
-            (row for row in results["results"] if row["attack"] == name), key=lambda row: row["queries_per_image"]
-        )
+    for name in dict.fromkeys(row.attack for row in results.results):
+        rows = sorted((row for row in results.results if row.attack == name), key=lambda row: row.queries_per_image)
         frozen = next(one for one in record.calibrations if one.attack == name)
         drawn = _line_style(frozen, highlighted, by_attack=True)
-        x = np.array([row["queries_per_image"] for row in rows], float)
-        value, low, high = (100 * np.array([row["auc"][key] for row in rows]) for key in ("value", "low", "high"))
-        drawn["marker"] = "o"
-        axes.errorbar(x * _nudge(name), value, [value - low, high - value], elinewidth=0.7, capsize=0, **drawn)
+        x = np.array([row.queries_per_image for row in rows], float)
+        value, low, high = 100 * np.array([row.auc for row in rows]).T
+        axes.errorbar(
+            x * _nudge(name), value, [value - low, high - value], elinewidth=0.7, capsize=0, marker="o", **drawn
+        )
     axes.set(xscale="log", xlabel="queries per image", ylabel="AUC on the test half, %")
-    most = max(row["queries_per_image"] for row in results["results"])
+    most = max(row.queries_per_image for row in results.results)
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= most]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
@@ -166,7 +155,7 @@ def draw_budget(record: Record, results: Mapping[str, Any]) -> AuditFigure:
     )
 
 
-def draw_timesteps(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None:
     """Calibration AUC over timesteps, each at its best step size and angle."""
     found: dict[str, list[Calibration]] = {}
     tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
@@ -177,12 +166,12 @@ def draw_timesteps(record: Record, results: Mapping[str, Any]) -> AuditFigure | 
         return None
     figure, axes = _new()
     highlighted = _highlighted(record)
+    curves = []
     for points in found.values():
-        t = [one.setting["t"] for one in points]
-        drawn = _line_style(points[0], highlighted, by_attack=True)
-        axes.plot(t, [100 * one.auc for one in points], marker="o", **drawn)
-    axes.axhline(50, color=MUTED, lw=0.7)
-    axes.set(xlabel="timestep t", ylabel="AUC on the calibration half, %")
+        look: figures.Look = {"marker": "o", **_line_style(points[0], highlighted, by_attack=True)}
+        curves.append(figures.Line([one.setting["t"] for one in points], [one.auc for one in points], look))
+    figures.by_timestep(axes, curves)
+    axes.set_ylabel("AUC on the calibration half, %")
     figures.legend_below(figure, axes)
     return AuditFigure(
         "timesteps",
@@ -194,29 +183,28 @@ def draw_timesteps(record: Record, results: Mapping[str, Any]) -> AuditFigure | 
     )
 
 
-def draw_terms(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
     """B̂² against V̂ of DIME at its largest tier, in calibration standard deviations, with direction and threshold."""
     runs = [one for one in record.calibrations if one.attack == "dime"]
     if not runs:
         return None
-    frozen = max(runs, key=lambda one: pipeline.frozen_job(one).queries)
+    frozen = max(runs, key=lambda one: one.queries)
     assert frozen.stats is not None
-    assert frozen.phi is not None
-    terms = record.reference.terms(pipeline.frozen_job(frozen))
-    level = (terms[0] - frozen.stats.mean_sq) / frozen.stats.std_sq
-    trace = (terms[1] - frozen.stats.mean_trace) / frozen.stats.std_trace
+    table = record.reference.table
+    terms = table.terms(pipeline.frozen_job(frozen))
+    level, trace = frozen.stats.standardize(terms)
     figure, axes = _new()
     for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):
-        chosen = np.isin(record.reference.index, side[:: max(1, len(side) // _MOST_POINTS)])
+        chosen = np.isin(table.index, side[:: max(1, len(side) // _MOST_POINTS)])
         axes.plot(level[chosen], trace[chosen], "o", color=color, ms=2.2, alpha=0.55, mew=0, label=name)
     finite = np.isfinite(level) & np.isfinite(trace)
     span = [np.quantile(column[finite], [0.002, 0.998]) for column in (level, trace)]
     margin = [0.15 * (high - low) or 1.0 for low, high in span]  # a constant term has no span
     axes.set_xlim(span[0][0] - margin[0], span[0][1] + margin[0])
     axes.set_ylim(span[1][0] - margin[1], span[1][1] + margin[1])
-    direction = -np.array([np.cos(frozen.phi), np.sin(frozen.phi)])
+    direction, angle = -np.array(frozen.weights), np.degrees(frozen.parameters["phi"])
     if np.isfinite(frozen.tau):
-        _add_threshold(axes, frozen.phi, frozen.tau)
+        _add_threshold(axes, frozen.weights, frozen.tau)
     centre = np.array([np.mean(limits) for limits in (axes.get_xlim(), axes.get_ylim())])
     length = 0.25 * min(np.diff(axes.get_xlim())[0], np.diff(axes.get_ylim())[0])
     axes.annotate(
@@ -229,28 +217,26 @@ def draw_terms(record: Record, results: Mapping[str, Any]) -> AuditFigure | None
         figure,
         "The two things DIME measures",
         f"{_title(frozen)}: bias B̂² and trace V̂ of each test image, in standard deviations of the calibration half. "
-        f"The arrow is the calibrated direction towards “member” (φ = {np.degrees(frozen.phi):.0f}°), the dashed line "
+        f"The arrow is the calibrated direction towards “member” (φ = {angle:.0f}°), the dashed line "
         "the frozen threshold.",
         "Scatter plot of DIME's two terms for members and held-out images, with the calibrated direction.",
     )
 
 
-def draw_p_values(record: Record, results: Mapping[str, Any]) -> AuditFigure | None:
+def draw_p_values(record: Record, results: AuditFindings) -> AuditFigure | None:
     """The candidates' p-values in rising order, and the line below which they are evidence."""
-    found = results["candidates"]
+    found = results.candidates
     if found is None:
         return None
     scores, heldout = record.candidate_scores()
     p = np.sort(evidence.conformal_p_values(scores[np.isfinite(scores)], heldout))
     figure, axes = _new()
-    rank = np.arange(1, found["count"] + 1)
-    axes.plot(
-        rank, found["level"] * rank / found["count"], color=INK, lw=0.8, ls=(0, (4, 2)), label="Benjamini–Hochberg"
-    )
-    axes.plot(rank, rank / (found["count"] + 1), color=MUTED, lw=0.8, label="if none were a member")
+    rank = np.arange(1, found.count + 1)
+    axes.plot(rank, found.level * rank / found.count, color=INK, lw=0.8, ls=(0, (4, 2)), label="Benjamini–Hochberg")
+    axes.plot(rank, rank / (found.count + 1), color=MUTED, lw=0.8, label="if none were a member")
     axes.plot(rank[: p.size], p, "o", color=ACCENT, ms=3, mew=0, label="candidates")
-    axes.axhline(found["smallest_p"], color=MUTED, lw=0.7, ls=(0, (1, 2)))
-    place = (found["count"], found["smallest_p"])
+    axes.axhline(found.smallest_p, color=MUTED, lw=0.7, ls=(0, (1, 2)))
+    place = (found.count, found.smallest_p)
     axes.annotate("smallest p possible", place, (0, 3), ha="right", color=MUTED, size=6.5, textcoords="offset points")
     axes.set(yscale="log", xlabel="candidates, from the smallest p-value", ylabel="p-value")
     figures.legend_below(figure, axes)
@@ -260,19 +246,17 @@ def draw_p_values(record: Record, results: Mapping[str, Any]) -> AuditFigure | N
         "How surprising the candidates are",
         "Candidates up to the last one below the dashed line show evidence of membership. Along the grey line lie "
         "candidates that the model never saw.",
-        f"{found['evidence']} of {found['count']} candidates show evidence of membership.",
+        f"{found.evidence} of {found.count} candidates show evidence of membership.",
     )
 
 
-def draw_change(candidates: Sequence[Mapping[str, Any]], p_cutoff: float) -> AuditFigure:
+def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigure:
     """Every candidate's p-value before and after a deletion."""
     figure, axes = _new()
-    pairs = [
-        (row["p_before"], row["p_after"], row["flagged_before"]) for row in candidates if row["p_before"] is not None
-    ]
-    for before, after, flagged in pairs:
-        color = ACCENT if flagged else MUTED
-        axes.plot([0, 1], [before, after], "o-", color=color, lw=0.9, ms=3, alpha=0.8, zorder=3 if flagged else 2)
+    for row in candidates:
+        if row.p_before is not None and row.p_after is not None:
+            color, order = (ACCENT, 3) if row.flagged_before else (MUTED, 2)
+            axes.plot([0, 1], [row.p_before, row.p_after], "o-", color=color, lw=0.9, ms=3, alpha=0.8, zorder=order)
     if p_cutoff > 0:
         axes.axhline(p_cutoff, color=INK, lw=0.8, ls=(0, (4, 2)))
         axes.annotate("frozen cutoff", (0.5, p_cutoff), (0, 3), ha="center", size=6.5, textcoords="offset points")
@@ -288,10 +272,11 @@ def draw_change(candidates: Sequence[Mapping[str, Any]], p_cutoff: float) -> Aud
     )
 
 
-def _add_threshold(axes: Axes, phi: float, tau: float) -> None:
-    """The line cos φ x + sin φ y = τ."""
-    point = tau * np.array([np.cos(phi), np.sin(phi)])
-    axes.axline(tuple(point), (point[0] - np.sin(phi), point[1] + np.cos(phi)), color=INK, lw=0.8, ls=(0, (4, 2)))
+def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
+    """The line w · (x, y) = τ, for weights w of length 1."""
+    direction = np.array(weights)
+    point, along = tau * direction, np.array([-direction[1], direction[0]])
+    axes.axline(tuple(point), tuple(point + along), color=INK, lw=0.8, ls=(0, (4, 2)))
 
 
 def _new() -> tuple[Figure, Axes]:
@@ -301,8 +286,8 @@ def _new() -> tuple[Figure, Axes]:
 
 def _highlighted(record: Record) -> dict[str, str]:
     """Colours of the two attacks that stand out: the one that decides, and the best baseline or, beside one, DIME."""
-    ours = record.decider.attack in DIME
-    others = [one for one in record.calibrations if (one.attack not in DIME if ours else one.attack == "dime")]
+    ours = record.decider.family == DIME
+    others = [one for one in record.calibrations if (one.family != DIME if ours else one.attack == "dime")]
     second = {best_calibrated(others).attack: SECOND} if others else {}
     return second | {record.decider.attack: ACCENT}
 
@@ -311,16 +296,14 @@ def _largest_tiers(record: Record) -> list[Calibration]:
     """Each attack once, at its largest budget."""
     largest: dict[str, Calibration] = {}
     for frozen in record.calibrations:
-        largest[frozen.attack] = max(
-            frozen, largest.get(frozen.attack, frozen), key=lambda one: pipeline.frozen_job(one).queries
-        )
+        largest[frozen.attack] = max(frozen, largest.get(frozen.attack, frozen), key=lambda one: one.queries)
     return list(largest.values())
 
 
-def _line_style(frozen: Calibration, highlighted: Mapping[str, str], by_attack: bool = False) -> dict[str, Any]:
+def _line_style(frozen: Calibration, highlighted: Mapping[str, str], by_attack: bool = False) -> figures.Look:
     if frozen.attack not in highlighted:
         return {"color": MUTED, "lw": 0.8, "alpha": 0.6, "zorder": 2}
-    name = get_attack(frozen.attack).title if by_attack else _title(frozen)
+    name = describe_attack(frozen.attack).title if by_attack else _title(frozen)
     return {"color": highlighted[frozen.attack], "lw": 1.8, "label": name, "zorder": 3}
 
 
@@ -330,8 +313,4 @@ def _nudge(name: str) -> float:
 
 
 def _title(frozen: Calibration) -> str:
-    return f"{get_attack(frozen.attack).title} ({pipeline.frozen_job(frozen).queries})"
-
-
-def _is(row: Mapping[str, Any], frozen: Calibration) -> bool:
-    return f"{row['attack']}@{row['queries_per_image']}" == label(frozen)
+    return f"{describe_attack(frozen.attack).title} ({frozen.queries})"

@@ -1,13 +1,15 @@
 """How every figure of the package looks, and how it is saved.
 
 Draw inside `style()`, on a figure from `new_figure`, with colours from `OKABE_ITO` and series from `SERIES`; save with
-`save_figure`. Figures are made without pyplot, so nothing is shared between them and no display is needed.
+`save_figure`. Figures are made without pyplot, so nothing is shared between them and no display is needed. `roc`,
+`histogram` and `by_timestep` draw on given axes what the report of an audit and the experiments both show.
 """
 
 import contextlib
 import pathlib
 import string
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import matplotlib
 import matplotlib.style
@@ -28,6 +30,7 @@ OKABE_ITO = {
     "purple": "#CC79A7",
 }
 
+MUTED = "#8b949e"  # for what is there to compare with: chance, held-out images, attacks that are not in question
 DOUBLE_COLUMN = 7.0  # inches, the text width of a two-column paper
 
 
@@ -35,7 +38,7 @@ class Series(NamedTuple):
     """How one line is drawn: told apart by dash and marker too, so that it survives a grey print."""
 
     color: str
-    linestyle: Any
+    linestyle: str | tuple[int, tuple[int, ...]]
     marker: str
 
 
@@ -46,7 +49,29 @@ SERIES = (
     Series(OKABE_ITO["purple"], ":", "D"),
 )
 
-_STYLE: dict[Any, Any] = {
+
+class Look(TypedDict, total=False):
+    """How matplotlib draws one line."""
+
+    color: str
+    linestyle: str | tuple[int, tuple[int, ...]]
+    marker: str
+    lw: float
+    alpha: float
+    label: str
+    zorder: int
+
+
+class Line(NamedTuple):
+    """Points to join, and how they look."""
+
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    look: Look
+
+
+_BINS = 40
+_STYLE: dict[str, object] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelsize": 8,
@@ -68,7 +93,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def style(**changes: Any) -> contextlib.AbstractContextManager[None]:
+def style(**changes: object) -> contextlib.AbstractContextManager[None]:
     """The package's look, whatever the user's own settings, for figures drawn and saved inside `with style():`.
 
     `changes` are matplotlib settings that differ from the house's.
@@ -88,6 +113,63 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """One legend for the whole figure, from the series of one panel, in a row below, where it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+
+
+def roc(axes: Axes, curves: Sequence[Line], least_fpr: float) -> None:
+    """ROC curves (FPR, TPR) on logarithmic axes, with chance and 1 % false alarms marked.
+
+    Args:
+      axes: drawn on; their labels and legend are left to the caller.
+      curves: from `metrics.roc_curve`. A logarithmic axis has no place for 0, so a curve starts at the left edge, with
+        what is found at no false alarm.
+      least_fpr: the least FPR that can be measured, 1 / held-out images; the axes start at half of it.
+    """
+    left = least_fpr / 2
+    for fpr, tpr, look in curves:
+        fpr, tpr = np.asarray(fpr), np.asarray(tpr)
+        seen = np.append(fpr[1:] > 0, True) & (tpr > 0)
+        axes.plot(np.maximum(fpr[seen], left), tpr[seen], drawstyle="steps-post", **look)
+    axes.plot([left, 1], [left, 1], color=MUTED, lw=0.7)
+    axes.axvline(0.01, color=MUTED, lw=0.7)
+    axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.05))
+
+
+def histogram(
+    axes: Axes, member: np.ndarray, heldout: np.ndarray, others: Sequence[float] | np.ndarray = ()
+) -> tuple[float, float]:
+    """Scores of both sides on shared bins, each as shares of its images in per cent.
+
+    Args:
+      axes: drawn on; their labels and legend are left to the caller.
+      member: scores [n], or none, where no members are known.
+      heldout: scores [m].
+      others: scores that are not drawn, but must have a place on the axis.
+
+    Returns:
+      The range of the bins. The highest scores, half a per cent, lie beyond it and are drawn in the last bin.
+    """
+    low, high = np.quantile(np.concatenate([member, heldout, others]), [0.0, 0.995])
+    bins = np.linspace(low, high, _BINS + 1).tolist()
+    for side, color, name in ((heldout, MUTED, "held-out"), (member, OKABE_ITO["blue"], "members")):
+        if side.size:
+            clipped, weights = np.clip(side, low, high), np.full(side.size, 100 / side.size)
+            axes.hist(clipped, bins, weights=weights, color=color, alpha=0.25)
+            axes.hist(clipped, bins, weights=weights, color=color, histtype="step", lw=1.2, label=name)
+    return low, high
+
+
+def threshold(axes: Axes, tau: float, color: str) -> None:
+    """A vertical line at a frozen threshold; nothing if it is infinite, which calls nobody a member."""
+    if np.isfinite(tau):
+        axes.axvline(tau, color=color, lw=0.8, ls=(0, (4, 2)), label="threshold τ")
+
+
+def by_timestep(axes: Axes, curves: Sequence[Line]) -> None:
+    """AUC over timesteps, given as fractions and drawn in per cent, with chance marked at 50 %."""
+    for t, auc, look in curves:
+        axes.plot(t, 100 * np.asarray(auc), **look)
+    axes.axhline(50, color=MUTED, lw=0.7)
+    axes.set(xlabel="timestep t")
 
 
 def ordered_colors(count: int) -> list[tuple[float, ...]]:

@@ -11,19 +11,24 @@ import io
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jinja2
 import markupsafe
 import numpy as np
 from PIL import Image
 
-from dime_jax import score_table
-from dime_jax.attacks import get_attack
-from dime_jax.auditing.findings import DIME, Findings
-from dime_jax.auditing.record import Record
-from dime_jax.report import audit_figures, figures, wording
+from dime_jax import _files
+from dime_jax._records import plain_object
+from dime_jax.attacks import describe_attack
+from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.evidence import Verdict
+from dime_jax.findings import wording
+from dime_jax.findings.finding import Findings
+from dime_jax.findings.record import Record
+from dime_jax.findings.results import CandidateRow, DeletionFindings, DeletionRow
+from dime_jax.report import audit_figures, figures
 
 SHOWN_ROWS = 500  # candidates that are shown at once; a button shows the others
 
@@ -37,44 +42,70 @@ _COLORS = {
 }
 
 
+_VERDICT_CLASSES = {Verdict.EVIDENCE: "verdict-yes", Verdict.CANNOT_TELL: "verdict-unclear", Verdict.NO_EVIDENCE: ""}
+
+
+class ShownFigure(NamedTuple):
+    """A figure on the page."""
+
+    name: str
+    title: str
+    caption: str
+    svg: markupsafe.Markup
+
+
+class ShownCandidate(NamedTuple):
+    """A candidate on the page, with its thumbnail where there is one."""
+
+    row: CandidateRow
+    picture: str | None
+
+    @property
+    def style(self) -> str:
+        """The class of its verdict's cell."""
+        return _VERDICT_CLASSES[self.row.verdict]
+
+
 def write_report(record: Record, findings: Findings) -> pathlib.Path:
     """Draw the figures of an audit as figures/*.png and *.svg, and write report.html with them in it."""
-    drawn = audit_figures.draw_all(record, findings.results)
+    results = findings.results
+    drawn = audit_figures.draw_all(record, results)
     page = render(
         "audit.html",
-        results=findings.results,
-        row=wording.deciding_row(findings.results) if findings.results["results"] else None,
+        results=results,
+        row=results.deciding_row,
+        asked=plain_object(results.settings),
         candidates=_candidate_rows(record, findings.candidates),
         shown=SHOWN_ROWS,
         figures=_save_figures(drawn, record.directory / "figures"),
         gallery=_gallery(record),
-        dime=DIME,
-        floor=40 if min((row["auc"]["low"] for row in findings.results["results"]), default=1.0) >= 0.4 else 0,
+        floor=40 if min((row.auc.low for row in results.results), default=1.0) >= 0.4 else 0,
     )
     path = record.directory / "report.html"
-    score_table.write_atomically(path, page.encode())
+    _files.write_atomically(path, page.encode())
     return path
 
 
 def write_comparison(
-    directory: pathlib.Path, results: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]
+    directory: pathlib.Path, results: DeletionFindings, candidates: Sequence[DeletionRow]
 ) -> pathlib.Path:
     """Draw the figure of a deletion check, and write its report.html."""
     with audit_figures.audit_style():
-        drawn = audit_figures.draw_change(candidates, results["p_cutoff"])
+        drawn = audit_figures.draw_change(candidates, results.p_cutoff)
     page = render(
         "compare.html",
         results=results,
-        candidates=sorted(candidates, key=lambda row: row["p_before"] or 2),
+        asked=plain_object(results.facts.settings),
+        candidates=sorted(candidates, key=lambda row: row.p_before or 2),
         shown=SHOWN_ROWS,
         figures=_save_figures([drawn], directory / "figures"),
     )
     path = directory / "report.html"
-    score_table.write_atomically(path, page.encode())
+    _files.write_atomically(path, page.encode())
     return path
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """A page from one of the templates beside this module."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dime_jax.report", "."),
@@ -90,10 +121,8 @@ def render(template: str, **values: Any) -> str:
         "p_text": wording.p_text,
     }
     environment.filters.update({name: _unbroken_words(function) for name, function in words.items()})
-    environment.filters.update(number=_number, unbroken=_unbroken)
-    environment.globals.update(
-        attack_title=lambda name: get_attack(name).title, attack_citation=lambda name: get_attack(name).citation
-    )
+    environment.filters.update(number=_number, unbroken=_unbroken, asked_captions=wording.asked_captions)
+    environment.globals.update(describe_attack=describe_attack, DIME=DIME)
     script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
     style = (importlib.resources.files("dime_jax.report") / "page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -127,40 +156,38 @@ def picture_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _save_figures(drawn: Sequence[audit_figures.AuditFigure], directory: pathlib.Path) -> list[dict[str, Any]]:
+def _save_figures(drawn: Sequence[audit_figures.AuditFigure], directory: pathlib.Path) -> list[ShownFigure]:
     directory.mkdir(exist_ok=True)
     shown = []
     with audit_figures.audit_style():
         for one in drawn:
             _, svg = figures.save_figure(one.figure, directory, one.name)
             text = svg.read_text(encoding="utf-8")
-            shown.append({**one._asdict(), "svg": inline_svg(text, one.name, one.alt)})
+            shown.append(ShownFigure(one.name, one.title, one.caption, inline_svg(text, one.name, one.alt)))
     return shown
 
 
-def _candidate_rows(record: Record, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _candidate_rows(record: Record, candidates: Sequence[CandidateRow]) -> list[ShownCandidate]:
     """Candidates with their thumbnails, most member-like first."""
     thumbnails = _thumbnails(record)
-    indices = record.arrays["candidates"].tolist()
+    indices = record.arrays.candidates.tolist()
     # Those that could not be read come last, and have no picture.
-    rows = [{**row, "picture": thumbnails.get(index)} for index, row in itertools.zip_longest(indices, candidates)]
-    rows.sort(key=lambda row: np.inf if row["p_value"] is None else row["p_value"])
-    return rows
+    shown = [ShownCandidate(row, thumbnails.get(index)) for index, row in itertools.zip_longest(indices, candidates)]
+    return sorted(shown, key=lambda one: np.inf if one.row.p_value is None else one.row.p_value)
 
 
 def _gallery(record: Record) -> list[tuple[str, list[str]]]:
-    thumbnails = _thumbnails(record)
-    rows = {
-        "members_found": "Members with the strongest evidence",
-        "heldout_cleared": "Held-out images least like training images",
-        "heldout_mistaken": "Held-out images most like training images: the false alarms",
-    }
-    shown = {name: record.arrays.get(name, np.zeros(0, int)).tolist() for name in rows}
-    return [(title, [thumbnails[index] for index in shown[name]]) for name, title in rows.items() if shown[name]]
+    thumbnails, extremes = _thumbnails(record), record.arrays.thumbnails
+    rows = (
+        ("Members with the strongest evidence", extremes.members_found),
+        ("Held-out images least like training images", extremes.heldout_cleared),
+        ("Held-out images most like training images: the false alarms", extremes.heldout_mistaken),
+    )
+    return [(title, [thumbnails[index] for index in row.tolist()]) for title, row in rows if len(row)]
 
 
 def _thumbnails(record: Record) -> dict[int, str]:
-    pairs = zip(record.arrays["thumbnail_index"].tolist(), record.arrays["thumbnails"])
+    pairs = zip(record.arrays.thumbnails.index.tolist(), record.arrays.thumbnails.pictures)
     return {index: picture_uri(pixels) for index, pixels in pairs}
 
 

@@ -1,36 +1,38 @@
 """Result tables for the terminal."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import rich.console
 import rich.table
 
-from dime_jax.attacks import get_attack
+from dime_jax.attacks import describe_attack
+from dime_jax.evaluation import Evaluation
+from dime_jax.findings.results import Headline
+from dime_jax.metrics import Estimate
 
 
-def print_results(results: dict[str, Any], console: rich.console.Console | None = None) -> None:
-    """Print results.json as the paper lays out its tables: attacks as rows, metrics in per cent with intervals."""
+def print_results(results: Evaluation, console: rich.console.Console | None = None) -> None:
+    """Print the results as the paper lays out its tables: attacks as rows, metrics in per cent with intervals."""
     table = rich.table.Table(title="Test half, per cent, with 95 % intervals", title_justify="left", pad_edge=False)
     for column in ("attack", "queries", "setting", "AUC", "ASR", "TPR@1%FPR", "TPR, FPR at τ"):
         table.add_column(column, justify="left" if column in ("attack", "setting") else "right", overflow="fold")
-    for row in results["results"]:
-        frozen = row["at_threshold"]
+    for row in results.results:
+        frozen = row.at_threshold
         table.add_row(
-            get_attack(row["attack"]).title,
-            str(row["queries_per_image"]),
-            " ".join(f"{key}={value:.3g}" for key, value in row["setting"].items() if key != "q"),
-            *(_interval(row[metric]) for metric in ("auc", "asr", "tpr_at_1pct_fpr")),
-            f"{100 * frozen['tpr']:.1f}, {100 * frozen['fpr']:.1f}",
+            describe_attack(row.attack).heading,
+            str(row.queries_per_image),
+            " ".join(f"{key}={value:.3g}" for key, value in row.setting.items() if key != "q"),
+            *(_interval(estimate) for estimate in (row.auc, row.asr, row.tpr_at_1pct_fpr)),
+            f"{100 * frozen.tpr:.1f}, {100 * frozen.fpr:.1f}",
         )
     (console or rich.console.Console()).print(table)
 
 
-def print_headline(headline: Mapping[str, Any], warnings: Sequence[str], console: rich.console.Console) -> None:
+def print_headline(headline: Headline, warnings: Sequence[str], console: rich.console.Console) -> None:
     """Print the answer, what puts it in doubt, and the warnings."""
-    console.print(headline["answer"], style="bold", markup=False, highlight=False)
-    print_alarms(headline["alarms"], console)
-    for text in (headline["detail"], headline["candidates"]):
+    console.print(headline.answer, style="bold", markup=False, highlight=False)
+    print_alarms(headline.alarms, console)
+    for text in (headline.detail, headline.candidates):
         if text:
             console.print(text, markup=False, highlight=False)
     for warning in warnings:
@@ -43,5 +45,5 @@ def print_alarms(alarms: Sequence[str], console: rich.console.Console) -> None:
         console.print(f"Read this first: {alarm}", style="bold red", markup=False, highlight=False)
 
 
-def _interval(estimate: dict[str, float]) -> str:
-    return f"{100 * estimate['value']:.1f} [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+def _interval(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

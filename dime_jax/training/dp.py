@@ -23,7 +23,6 @@ import os
 import pathlib
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import dp_accounting
 import grain
@@ -33,12 +32,12 @@ import numpy as np
 from dp_accounting import pld
 from jax_privacy import batch_selection, clipping, noise_addition
 
-from dime_jax import _validate, data, models
-from dime_jax.score_table import write_atomically
-from dime_jax.training.loop import Options, train
+from dime_jax import _files, _validate, data, models
+from dime_jax._typing import JsonObject, PyTree
+from dime_jax.training.loop import TrainingOptions, train
 from dime_jax.training.method import Gradient, Method, adam, mean_gradient
 from dime_jax.training.objective import ImageLosses, NoisedExamples
-from dime_jax.training.recipe import Recipe
+from dime_jax.training.recipe import TrainingRecipe
 
 PRIVACY_FILE = "privacy.json"
 ROWS_MULTIPLE = 16  # batches are padded to a multiple of this, for up to so many devices
@@ -80,6 +79,12 @@ def spent_epsilon(noise_multiplier: float, probability: float, steps: int, delta
     """ε at δ of `steps` updates, for neighbours that differ by adding or removing one image; an upper bound.
 
     PLD accounting with dp_accounting's default discretisation.
+
+    Args:
+      noise_multiplier: standard deviation of the noise, in units of the clipping norm.
+      probability: that an image is in a batch.
+      steps: updates.
+      delta: δ.
     """
     return pld.PLDAccountant().compose(_event(noise_multiplier, probability, steps)).get_epsilon(delta)
 
@@ -124,6 +129,12 @@ def poisson_batches(count: int, batch_size: int, steps: int, seed: int) -> np.nd
 
     Every position is in every batch with probability batch_size/count, independently. `rows` is the size of the largest
     of these batches, rounded up to ROWS_MULTIPLE: nothing is cut off, and every update has the same shape.
+
+    Args:
+      count: of the images.
+      batch_size: the expected size of a batch.
+      steps: updates.
+      seed: of the draws.
     """
     if batch_size > count:
         raise ValueError(f"expected batch_size={batch_size} of at most the {count} images, to draw them by chance")
@@ -136,11 +147,11 @@ def poisson_batches(count: int, batch_size: int, steps: int, seed: int) -> np.nd
     return batches
 
 
-def poisson_method(recipe: Recipe, count: int, steps: int) -> Method:
+def poisson_method(recipe: TrainingRecipe, count: int, steps: int) -> Method:
     """Training on `count` images without privacy, but on the batches of a `dp_method` whose budget is for `steps`."""
     batches = _batches_for(recipe, count, steps)
 
-    def gradient(losses: ImageLosses, params: Any, noised: NoisedExamples, key: jax.Array) -> Gradient:
+    def gradient(losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array) -> Gradient:
         """The sum over the batch divided by its expected size, as under DP-SGD."""
         loss, mean = mean_gradient(losses, params, noised, key)
         share = noised.mask.sum().astype(jnp.float32) / recipe.batch_size
@@ -154,7 +165,7 @@ def poisson_method(recipe: Recipe, count: int, steps: int) -> Method:
 
 def clipped_gradient(
     losses: ImageLosses,
-    params: Any,
+    params: PyTree,
     noised: NoisedExamples,
     key: jax.Array,
     *,
@@ -177,7 +188,7 @@ def clipped_gradient(
       microbatch: rows whose gradients are in memory at once; by default as many as `microbatch_size` says.
     """
 
-    def loss_of_one(params: Any, noised: NoisedExamples, key: jax.Array) -> jax.Array:
+    def loss_of_one(params: PyTree, noised: NoisedExamples, key: jax.Array) -> jax.Array:
         return losses(params, noised, key)[0]
 
     rows = noised.mask.shape[0]
@@ -197,14 +208,14 @@ def clipped_gradient(
     return Gradient(kept.sum() / jnp.maximum(noised.mask.sum(), 1).astype(kept.dtype), total)
 
 
-def microbatch_size(params: Any, rows: int) -> int:
+def microbatch_size(params: PyTree, rows: int) -> int:
     """Rows whose gradients fit into GRADIENT_BYTES: all of them, or else a power of two that divides ROWS_MULTIPLE."""
     bytes_per_row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     fitting = max(1, GRADIENT_BYTES // bytes_per_row)
     return rows if fitting >= rows else min(ROWS_MULTIPLE, 2 ** (fitting.bit_length() - 1))
 
 
-def add_noise(gradient: Any, stddev: float, key: jax.Array) -> Any:
+def add_noise(gradient: PyTree, stddev: float, key: jax.Array) -> PyTree:
     """Independent N(0, stddev²) added to every number of a tree."""
     privatizer = noise_addition.gaussian_privatizer(stddev=stddev, prng_key=key)
     with jax.numpy_dtype_promotion("standard"):
@@ -212,7 +223,7 @@ def add_noise(gradient: Any, stddev: float, key: jax.Array) -> Any:
     return noisy
 
 
-def dp_method(recipe: Recipe, count: int, privacy: Privacy, *, microbatch: int | None = None) -> Method:
+def dp_method(recipe: TrainingRecipe, count: int, privacy: Privacy, *, microbatch: int | None = None) -> Method:
     """DP-SGD on `count` images, with Adam.
 
     Batches and noise are functions of the seed and the number of the update: what is computed again after a kill is the
@@ -242,7 +253,7 @@ def dp_method(recipe: Recipe, count: int, privacy: Privacy, *, microbatch: int |
         )
     stddev = z * privacy.clip_norm / recipe.batch_size
 
-    def gradient(losses: ImageLosses, params: Any, noised: NoisedExamples, key: jax.Array) -> Gradient:
+    def gradient(losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array) -> Gradient:
         dropout_key, noise_key = jax.random.split(key)
         loss, total = clipped_gradient(
             losses,
@@ -260,7 +271,7 @@ def dp_method(recipe: Recipe, count: int, privacy: Privacy, *, microbatch: int |
     return Method(name, grain.MapDataset.source(batches), gradient, adam(recipe))
 
 
-def _batches_for(recipe: Recipe, count: int, steps: int) -> np.ndarray:
+def _batches_for(recipe: TrainingRecipe, count: int, steps: int) -> np.ndarray:
     return poisson_batches(count, recipe.batch_size, max(steps, recipe.steps), recipe.seed)
 
 
@@ -272,11 +283,11 @@ def train_privately(
     spec: models.ModelSpec,
     source: data.Source,
     members: np.ndarray,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     privacy: Privacy,
     *,
     microbatch: int | None = None,
-    options: Options | None = None,
+    options: TrainingOptions | None = None,
 ) -> pathlib.Path:
     """`training.train` with DP-SGD, or its continuation; what was spent is in WORKDIR/model/privacy.json.
 
@@ -289,17 +300,17 @@ def train_privately(
     model = train(workdir, spec, source, members, recipe, method=method, options=options)
     if jax.process_index() == 0:
         record = spent_budget(privacy, recipe, len(members))
-        write_atomically(model / PRIVACY_FILE, (json.dumps(record, indent=1) + "\n").encode())
+        _files.write_atomically(model / PRIVACY_FILE, (json.dumps(record, indent=1) + "\n").encode())
     return model
 
 
-def check_no_batch_statistics(variables: Mapping[str, Any]) -> None:
+def check_no_batch_statistics(variables: Mapping[str, PyTree]) -> None:
     """Refuse networks with batch normalisation; group and layer normalisation see one image at a time."""
     if "batch_stats" in variables:
         raise ValueError("expected a network without batch statistics for DP-SGD, got batch_stats: use GroupNorm")
 
 
-def spent_budget(privacy: Privacy, recipe: Recipe, count: int) -> dict[str, Any]:
+def spent_budget(privacy: Privacy, recipe: TrainingRecipe, count: int) -> JsonObject:
     """What a finished run spent, and all it takes to compute that again."""
     probability = recipe.batch_size / count
     z = calibrated_noise(privacy, probability)

@@ -1,27 +1,25 @@
 """From drawn positions to batches on the devices, read ahead by grain's threads."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grain
 import jax
 import numpy as np
 
 from dime_jax import data, models
+from dime_jax._distributed import split_rows
+from dime_jax._typing import Array
 from dime_jax.data.batches import NUM_THREADS
 
 READ_AHEAD = 4  # batches
 
 
-AXIS = "data"
-
-
 class Examples(NamedTuple):
     """A batch of clean images; rows with mask False are padding and must not count."""
 
-    images: Any  # float32 [B, H, W, C] in [-1, 1]
-    labels: Any  # int32 [B], or None for unconditional networks
-    mask: Any  # bool [B]
+    images: Array  # float32 [B, H, W, C] in [-1, 1]
+    condition: Array | None  # classes, int32 [B], or None for unconditional networks
+    mask: Array  # bool [B]
 
 
 def shuffled(count: int, batch_size: int, seed: int) -> grain.MapDataset:
@@ -67,13 +65,6 @@ def read_examples(
     return iter(draws.map(load).to_iter_dataset(options))
 
 
-def data_mesh(devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """One axis over the given devices, or all devices of all processes."""
-    devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
-
-
 def on_devices(examples: Examples, mesh: jax.sharding.Mesh) -> Examples:
     """A batch, of which this process read its share, with its rows spread over the mesh."""
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
-    return jax.make_array_from_process_local_data(rows, examples)
+    return jax.make_array_from_process_local_data(split_rows(mesh), examples)

@@ -4,19 +4,22 @@ Keys are made on the host and used with JAX's "rbg" generator: the default one c
 CPUs, and dropout draws in every block of a network.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from dime_jax._typing import Array
 
 
 class Keys(NamedTuple):
     """One stream for each kind of draw, uint32 [4]; see `as_key`."""
 
-    t: Any
-    noise: Any
-    flips: Any
-    dropout: Any
+    t: Array
+    noise: Array
+    flips: Array
+    dropout: Array
 
 
 def update_keys(seed: int, number: int) -> Keys:
@@ -25,6 +28,6 @@ def update_keys(seed: int, number: int) -> Keys:
     return Keys(*np.random.SeedSequence((seed, number)).generate_state(4 * streams).reshape(streams, 4))
 
 
-def as_key(bits: jax.Array) -> jax.Array:
+def as_key(bits: Array) -> jax.Array:
     """The key for `jax.random`."""
-    return jax.random.wrap_key_data(bits, impl="rbg")
+    return jax.random.wrap_key_data(jnp.asarray(bits), impl="rbg")

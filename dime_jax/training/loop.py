@@ -16,24 +16,23 @@ import os
 import pathlib
 import shutil
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from dime_jax import _validate, checkpoints, data, models
-from dime_jax.processes import on_first_process
-from dime_jax.score_table import write_atomically
+from dime_jax import _files, _validate, checkpoints, data, models
+from dime_jax._distributed import data_mesh, on_first_process, replicated
+from dime_jax._typing import JsonObject
 from dime_jax.training import inputs
 from dime_jax.training.keys import update_keys
 from dime_jax.training.method import Method, shuffled_method
-from dime_jax.training.recipe import Recipe
+from dime_jax.training.recipe import TrainingRecipe
 from dime_jax.training.records import Log, draw_loss, draw_samples
 from dime_jax.training.step import TrainState, initial_state, make_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class TrainingOptions:
     """How to run; nothing here changes what training ends with.
 
     Attributes:
@@ -68,10 +67,10 @@ def train(
     spec: models.ModelSpec,
     source: data.Source,
     members: np.ndarray,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     method: Method | None = None,
-    options: Options | None = None,
+    options: TrainingOptions | None = None,
 ) -> pathlib.Path:
     """Train a network on the members among a source's images, or continue where an earlier call was stopped.
 
@@ -91,11 +90,11 @@ def train(
       ValueError: in one line, if inputs do not fit, if the workdir holds another run, if a state cannot be read or
         written, or if the loss stops being finite. States saved before stay.
     """
-    workdir, options = pathlib.Path(workdir), options or Options()
+    workdir, options = pathlib.Path(workdir), options or TrainingOptions()
     members = np.asarray(members)
     _validate.check_not_empty(members, "members")
     method = method or shuffled_method(recipe, len(members))
-    mesh = inputs.data_mesh(options.devices)
+    mesh = data_mesh(options.devices)
     if len(method.draws[0]) % mesh.size:
         raise ValueError(f"expected a batch size divisible by {mesh.size} devices, got {len(method.draws[0])}")
     batches = inputs.read_examples(method.draws, source, members, spec)
@@ -106,9 +105,7 @@ def train(
         "images": {"count": len(members), "fingerprint": data.fingerprint(source, members)},
     }
     directory = _begin(workdir, facts)
-    state = jax.device_put(
-        initial_state(spec, recipe, method.optimizer), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    )
+    state = jax.device_put(initial_state(spec, recipe, method.optimizer), replicated(mesh))
     update = make_step(spec, recipe, method, mesh)
     is_main = jax.process_index() == 0
     with checkpoints.TrainingCheckpoints(directory / "state") as states:
@@ -139,7 +136,7 @@ def train(
     return workdir / "model"
 
 
-def _begin(workdir: pathlib.Path, facts: dict[str, Any]) -> pathlib.Path:
+def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:
     """The directory of the run, with what is trained written down; another run in it is refused."""
     directory = workdir / "train"
     path = directory / "run.json"
@@ -153,11 +150,11 @@ def _begin(workdir: pathlib.Path, facts: dict[str, Any]) -> pathlib.Path:
         raise ValueError(f"{workdir / 'model'} exists already and was not trained here: expected a new workdir")
     elif jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
+        _files.write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
     return directory
 
 
-def _changes(there: Any, here: Any, name: str) -> str:
+def _changes(there: object, here: object, name: str) -> str:
     """What differs between two JSON values, as "name there -> here" for each leaf."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
@@ -165,7 +162,7 @@ def _changes(there: Any, here: Any, name: str) -> str:
     return f"{name} {there} -> {here}"
 
 
-def _write_model(directory: pathlib.Path, spec: models.ModelSpec, state: TrainState, metadata: dict[str, Any]) -> None:
+def _write_model(directory: pathlib.Path, spec: models.ModelSpec, state: TrainState, metadata: JsonObject) -> None:
     """Write the model directory; one of this run with fewer updates is replaced."""
     variables = jax.device_get(state.variables())
     if directory.exists():

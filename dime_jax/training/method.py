@@ -1,23 +1,24 @@
 """Method: how batches are drawn, how a batch becomes a gradient, and how gradients become updates."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grain
 import jax
 import jax.numpy as jnp
 import optax
 
+from dime_jax._typing import PyTree
 from dime_jax.training import inputs
 from dime_jax.training.objective import ImageLosses, NoisedExamples
-from dime_jax.training.recipe import Recipe
+from dime_jax.training.recipe import TrainingRecipe
 
 
 class Gradient(NamedTuple):
     """The loss of a batch, for the log, and the gradient that the optimiser gets."""
 
     loss: jax.Array
-    gradient: Any
+    gradient: PyTree
 
 
 class Method(NamedTuple):
@@ -34,29 +35,29 @@ class Method(NamedTuple):
 
     name: str
     draws: grain.MapDataset
-    gradient: Callable[[ImageLosses, Any, NoisedExamples, jax.Array], Gradient]
+    gradient: Callable[[ImageLosses, PyTree, NoisedExamples, jax.Array], Gradient]
     optimizer: optax.GradientTransformation
 
 
-def shuffled_method(recipe: Recipe, count: int) -> Method:
+def shuffled_method(recipe: TrainingRecipe, count: int) -> Method:
     """Plain training on `count` images: shuffled passes, the mean gradient, Adam."""
     draws = inputs.shuffled(count, recipe.batch_size, recipe.seed)
     return Method("adam", draws, mean_gradient, adam(recipe))
 
 
-def adam(recipe: Recipe) -> optax.GradientTransformation:
+def adam(recipe: TrainingRecipe) -> optax.GradientTransformation:
     """Gradients clipped to a norm, then Adam with a linear warm-up."""
     if recipe.warmup_steps:
-        rate: Any = optax.linear_schedule(0.0, recipe.learning_rate, recipe.warmup_steps)
+        rate: optax.ScalarOrSchedule = optax.linear_schedule(0.0, recipe.learning_rate, recipe.warmup_steps)
     else:
         rate = recipe.learning_rate
     return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.adam(rate))
 
 
-def mean_gradient(losses: ImageLosses, params: Any, noised: NoisedExamples, key: jax.Array) -> Gradient:
+def mean_gradient(losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array) -> Gradient:
     """The mean loss over the rows that count, and its gradient; 0 if none does."""
 
-    def mean(params: Any) -> jax.Array:
+    def mean(params: PyTree) -> jax.Array:
         kept = jnp.where(noised.mask, losses(params, noised, key), 0.0)
         return kept.sum() / jnp.maximum(noised.mask.sum(), 1).astype(kept.dtype)
 

@@ -5,17 +5,19 @@ v = √ᾱ_t ε - σ_t x, in the words of `ModelSpec.prediction`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dime_jax._typing import Array, PyTree
 from dime_jax.schedule import NoiseSchedule, per_image
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key
 
 # (params, noised examples, dropout key) -> the loss of each image [B].
-ImageLosses = Callable[[Any, "NoisedExamples", jax.Array], jax.Array]
+ImageLosses = Callable[[PyTree, "NoisedExamples", jax.Array], jax.Array]
 
 
 class NoisedExamples(NamedTuple):
@@ -24,8 +26,8 @@ class NoisedExamples(NamedTuple):
     x: jax.Array  # [B, H, W, C], √ᾱ_t x + σ_t ε
     t: jax.Array  # int32 [B]
     target: jax.Array  # [B, H, W, C]
-    label: jax.Array | None
-    mask: jax.Array  # bool [B]
+    condition: Array | None
+    mask: Array  # bool [B]
 
 
 def noise_examples(
@@ -34,8 +36,15 @@ def noise_examples(
     """Draw t, ε and flips for every row.
 
     The draws are those of the whole batch whatever the number of devices it lies on.
+
+    Args:
+      keys: of this update.
+      examples: the batch.
+      schedule: of the noise.
+      prediction: what the target is: "epsilon", "sample" or "v_prediction".
+      flips: mirror images left to right, each with probability 1/2.
     """
-    images = examples.images
+    images = jnp.asarray(examples.images)
     if flips:
         flipped = jax.random.bernoulli(as_key(keys.flips), shape=images.shape[:1])
         images = jnp.where(flipped[:, None, None, None], images[:, :, ::-1], images)
@@ -47,11 +56,11 @@ def noise_examples(
         "sample": lambda: images,
         "v_prediction": lambda: sqrt_abar * noise - sigma * images,
     }
-    x = sqrt_abar * images + sigma * noise
-    return NoisedExamples(x, t, targets[prediction](), examples.labels, examples.mask)
+    x = schedule.noised(images, noise, t)
+    return NoisedExamples(x, t, targets[prediction](), examples.condition, examples.mask)
 
 
-def image_losses(network: Any, constants: Any) -> ImageLosses:
+def image_losses(network: nn.Module, constants: PyTree) -> ImageLosses:
     """The function (params, noised, dropout key) -> mean squared error of each image over its pixels, [B].
 
     Outputs beyond the image's channels (learned variances) get no loss, hence no gradient: they stay as they began.
@@ -61,9 +70,9 @@ def image_losses(network: Any, constants: Any) -> ImageLosses:
       constants: its variables other than "params", which are not trained.
     """
 
-    def losses(params: Any, noised: NoisedExamples, key: jax.Array) -> jax.Array:
-        output = network.apply(
-            {"params": params, **constants}, noised.x, noised.t, noised.label, train=True, rngs={"dropout": key}
+    def losses(params: PyTree, noised: NoisedExamples, key: jax.Array) -> jax.Array:
+        output: PyTree = network.apply(
+            {"params": params, **constants}, noised.x, noised.t, noised.condition, train=True, rngs={"dropout": key}
         )
         prediction = output[..., : noised.x.shape[-1]]
         return jnp.mean((prediction - noised.target) ** 2, axis=(1, 2, 3))

@@ -1,15 +1,15 @@
-"""Recipe: everything besides the network, the images and the method that decides what training ends with."""
+"""TrainingRecipe: everything besides the network, the images and the method that decides what training ends with."""
 
 import dataclasses
-from typing import Any
 
 from dime_jax import _validate
+from dime_jax._typing import JsonObject
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """How to train; the defaults are the CIFAR-10 recipe of Ho et al. 2020 as SecMI's authors ran it, without dropout.
 
     Attributes:
@@ -46,6 +46,6 @@ class Recipe:
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"expected 0 <= ema_decay < 1, got ema_decay={self.ema_decay}")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What may not change when a run is continued: all but the number of steps."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "steps"}

@@ -3,19 +3,18 @@
 import json
 import pathlib
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from dime_jax import models
+from dime_jax import _files, models
+from dime_jax._typing import JsonObject, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.models import check
 from dime_jax.progress import Progress
 from dime_jax.report import figures
-from dime_jax.score_table import write_atomically
 
 METRICS = "metrics.jsonl"
 DDIM_STEPS = 20
@@ -41,7 +40,7 @@ class Log:
         self._is_main = jax.process_index() == 0
         if self._is_main:
             kept = [line for line in read_records(directory) if line["step"] <= first]
-            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            _files.write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._progress = Progress((steps - first) * batch_size, silent or not self._is_main, unit="images")
         self._losses: list[jax.Array] = []
         self._start, self._timed_from, self._compiled = 0.0, 0, False
@@ -79,7 +78,7 @@ class Log:
         self._losses, self._start, self._timed_from = [], now, 0
 
 
-def read_records(directory: pathlib.Path) -> list[dict[str, Any]]:
+def read_records(directory: pathlib.Path) -> list[JsonObject]:
     """The complete lines of metrics.jsonl; none if there is no file."""
     path = directory / METRICS
     text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -98,7 +97,7 @@ def draw_loss(directory: pathlib.Path) -> None:
         figure.savefig(directory / "loss.png")
 
 
-def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: Any, count: int) -> None:
+def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: PyTree, count: int) -> None:
     """Write a sheet of DDIM samples, from the same noise each time, so that sheets show one image ripening."""
     denoiser = Denoiser(
         models.denoise(spec),
@@ -107,8 +106,8 @@ def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: Any, cou
         spec.image_shape,
         num_classes=spec.architecture.num_classes,
     )
-    labels = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
+    condition = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
     start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))
-    sheet = check.sample_sheet(check.ddim_sample(denoiser, start, DDIM_STEPS, labels))
+    sheet = check.sample_sheet(check.ddim_sample(denoiser, start, DDIM_STEPS, condition))
     scale = max(1, SHEET_PIXELS // max(sheet.size))  # whole pixels, so that small images stay sharp
     sheet.resize((scale * sheet.width, scale * sheet.height), Image.Resampling.NEAREST).save(path)

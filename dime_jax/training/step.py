@@ -1,35 +1,39 @@
 """One update: noise a batch, get its gradient, apply the optimiser, average the weights."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dime_jax import models
+from dime_jax._distributed import replicated
+from dime_jax._typing import PyTree
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key
 from dime_jax.training.method import Method
 from dime_jax.training.objective import image_losses, noise_examples
-from dime_jax.training.recipe import Recipe
+from dime_jax.training.recipe import TrainingRecipe
 
 
 class TrainState(NamedTuple):
     """Everything an update changes, and the network's constants, which it does not."""
 
     step: jax.Array  # int32, updates made
-    params: Any
-    ema: Any  # the average of params that becomes the model
-    constants: Any  # variables other than "params"
-    optimizer: Any
+    params: PyTree
+    ema: PyTree  # the average of params that becomes the model
+    constants: PyTree  # variables other than "params"
+    optimizer: PyTree
 
-    def variables(self) -> Any:
+    def variables(self) -> PyTree:
         """The averaged weights and the constants, as `save_model` takes them."""
         return {"params": self.ema, **self.constants}
 
 
-def initial_state(spec: models.ModelSpec, recipe: Recipe, optimizer: optax.GradientTransformation) -> TrainState:
+def initial_state(
+    spec: models.ModelSpec, recipe: TrainingRecipe, optimizer: optax.GradientTransformation
+) -> TrainState:
     """Fresh weights, which are their own average."""
     constants = dict(models.init(spec.architecture, jax.random.key(recipe.seed)))
     params = constants.pop("params")
@@ -39,7 +43,7 @@ def initial_state(spec: models.ModelSpec, recipe: Recipe, optimizer: optax.Gradi
 
 
 def make_step(
-    spec: models.ModelSpec, recipe: Recipe, method: Method, mesh: jax.sharding.Mesh
+    spec: models.ModelSpec, recipe: TrainingRecipe, method: Method, mesh: jax.sharding.Mesh
 ) -> Callable[[TrainState, Examples, Keys], tuple[TrainState, jax.Array]]:
     """The jitted update (state, examples, keys) -> (state, loss); its first argument is donated.
 
@@ -60,5 +64,4 @@ def make_step(
         ema = optax.incremental_update(params, state.ema, 1 - recipe.ema_decay)
         return TrainState(state.step + 1, params, ema, state.constants, optimizer), loss
 
-    copies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.jit(step, donate_argnums=0, out_shardings=copies)
+    return jax.jit(step, donate_argnums=0, out_shardings=replicated(mesh))

@@ -16,6 +16,10 @@ def data_section(source: str) -> ConfigDict:
     # Of the split's members, and of its held-out images, only so many, drawn with split_seed: for small studies.
     data.max_members = placeholder(int)
     data.max_heldout = placeholder(int)
+    # Without the images of a study whose max_members and max_heldout are `reserved`: the `part`-th draw of the others,
+    # of which no two overlap. So models of several seeds share no image with each other or with the pilot.
+    data.reserved = placeholder(int)
+    data.part = 0
     data.generate = False  # write a miniature of the source, its split file and a checkpoint into the workdir
     return data
 
@@ -35,7 +39,9 @@ def attack_section() -> ConfigDict:
     attack.test_size = placeholder(int)
     attack.names = ()  # all
     attack.profile = "paper"  # whose grids: "paper" or "quick"
-    attack.tiers = ()  # all
+    # Queries per image: for each number the largest tier of each attack that costs at most so many; all tiers if empty.
+    # Attacks of fixed cost run whatever it is.
+    attack.budgets = ()
     # Instead of the profile's values, by attack: {"all": {"t": (30, 70)}, "secmi": {"t": (80,), "k": (15,)}}.
     # An attack's own entry is used instead of the one for "all".
     attack.grids = ConfigDict()
@@ -50,7 +56,7 @@ def smoke(config: ConfigDict) -> None:
     config.data.generate = True
     config.attack.model = "converted"
     config.attack.names = ("loss", "pia_l4", "sima_l4", "dime")
-    config.attack.tiers = (1,)
+    config.attack.budgets = (2,)
     config.attack.grids = ConfigDict({"all": {"t": (100,), "gamma": (0.1, 0.4)}})
     config.attack.calibration_size = config.attack.test_size = 4
     config.attack.micro_batch = 2

@@ -42,7 +42,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.attack = attack_section()
     config.attack.image_shape = (8, 8, 1)
     config.attack.calibration_size = 200
-    config.attack.tiers = (1, 10)
+    config.attack.budgets = (2, 11)
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 70, 100, 150, 200), "gamma": (0.1, 0.4)}})
 
     if variant == "smoke":
@@ -51,7 +51,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
         config.train.recipe.batch_size = 16
         config.train.log_every = config.train.save_every = config.train.sample_every = 2
         config.attack.names = ("loss", "pia_l4", "dime")
-        config.attack.tiers = (1,)
+        config.attack.budgets = (2,)
         config.attack.grids = ConfigDict({"all": {"t": (100,)}})
         config.attack.calibration_size = 30
         config.attack.test_size = 40

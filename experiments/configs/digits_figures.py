@@ -31,7 +31,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
 
     if variant == "smoke":
         config.attack.names = ("loss", "pia_l4", "sima_l4", "dime")
-        config.attack.tiers = (1,)
+        config.attack.budgets = (2,)
         config.attack.grids = ConfigDict({"all": {"t": (30, 100), "gamma": (0.1,)}})
         config.attack.calibration_size = config.attack.test_size = 16
         config.figures.p = (2.0, float("inf"))

@@ -45,7 +45,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
     config.attack.halves = "as_published"
     config.attack.calibration_size = 500
     config.attack.test_size = 500
-    config.attack.tiers = (1, 10)
+    config.attack.budgets = (2, 11)
 
     if variant == "as_published":
         config.train.recipe.batch_size = 32

@@ -37,7 +37,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.dp = dp_section(steps=1500)
 
     config.attack = attack_section()
-    config.attack.tiers = (1, 10)
+    config.attack.budgets = (2, 11)
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 75, 120), "gamma": (0.1, 0.4)}})
 
     if variant == "smoke":
@@ -48,6 +48,6 @@ def get_config(variant: str = "laptop") -> ConfigDict:
         config.dp.steps = 4
         config.dp.epsilons = (0.5, 1.0)
         config.attack.names = ("loss", "pia_l2", "dime")
-        config.attack.tiers = (1,)
+        config.attack.budgets = (2,)
         config.attack.grids = ConfigDict({"all": {"t": (100,), "gamma": (0.4,)}})
     return config.lock()

@@ -13,6 +13,6 @@ def dp_section(steps: int) -> ConfigDict:
     dp.microbatch = placeholder(int)  # images whose gradients are in memory at once; what fits into 2 GiB if unset
     dp.vanilla = ConfigDict()
     dp.vanilla.batches = "poisson"  # the private arms' batches; or "shuffled" passes
-    dp.vanilla.recipe = ConfigDict()  # what the arm without privacy does otherwise: fields of `training.Recipe`
+    dp.vanilla.recipe = ConfigDict()  # what the arm without privacy does otherwise: fields of `training.TrainingRecipe`
     dp.epsilon = placeholder(float)  # set by `experiments.dp_defense` in the config of each arm, unset for vanilla
     return dp

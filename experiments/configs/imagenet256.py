@@ -24,6 +24,7 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate
 from dime_jax.attacks import attack_names
+from dime_jax.denoiser import OWN
 from experiments.configs.attack_section import attack_section, data_section, smoke
 
 _BASELINE_TIMES = tuple(range(0, 191, 10))
@@ -50,7 +51,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
     config.attack.halves = "as_published"
     config.attack.calibration_size = 1_500
     config.attack.test_size = 1_500
-    config.attack.grids = ConfigDict({name: _GRIDS.get(name, {"t": _DIME_TIMES}) for name in attack_names()})
+    config.attack.grids = ConfigDict({name: _GRIDS.get(name, {"t": _DIME_TIMES}) for name in attack_names((OWN,))})
     if variant == "as_published":
         config.data.heldout_options.labels = "as_published"
     if variant == "smoke":

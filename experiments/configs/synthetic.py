@@ -65,12 +65,12 @@ def get_config(variant: str = "paper") -> ConfigDict:
     config.attack.timesteps = (5, 10, 20, 35, 50, 75, 100, 150, 200, 300, 450)
     # At least this many of each in the calibration half and in the test half, pooled over independent training sets.
     config.attack.members = 500
-    config.attack.held_out = 2000
+    config.attack.heldout = 2000
 
     if variant == "smoke":
         config.attack.sizes, config.attack.fixed_q = (10,), 2
         config.attack.budgets, config.attack.fixed_n = (1, 2), 10
         config.attack.timesteps = (5, 50, 200)
         config.attack.members = 60
-        config.attack.held_out = 240
+        config.attack.heldout = 240
     return config.lock()

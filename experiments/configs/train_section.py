@@ -28,7 +28,7 @@ def train_section() -> ConfigDict:
     train.architecture.time_table_steps = 1000
     train.architecture.time_frequency_shift = 0
 
-    train.recipe = ConfigDict()  # fields of `dime_jax.training.Recipe`
+    train.recipe = ConfigDict()  # fields of `dime_jax.training.TrainingRecipe`
     train.recipe.steps = 320_000
     train.recipe.batch_size = 128
     train.recipe.learning_rate = 2e-4

@@ -7,7 +7,7 @@ import pytest
 
 import dime_jax as dj
 from dime_jax import attacks
-from dime_jax.attacks import registry
+from dime_jax.attacks import dime, registry
 from dime_jax.draws import Draws
 
 X = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32)
@@ -30,7 +30,7 @@ def test_runs_over_a_numpy_function_and_costs_what_it_says(schedule, name):
     model = dj.Denoiser.from_function(lambda x, t: np.tanh(np.asarray(x)), schedule, (4, 4, 1))
     attack = attacks.get_attack(name)
     terms = attack.run(model.eps_fn(), schedule, X, DRAWS, SETTING)
-    assert terms.shape == ((1 if attack.angles is None else 2), 5)
+    assert terms.shape == (len(attack.signs), 5)
     assert model.queries.count == 5 * COST[name]
     assert attack.queries(SETTING) == COST[name]
     assert attack.citation
@@ -60,32 +60,45 @@ def test_a_whole_grid_compiles_the_model_once(schedule, name):
 
 
 def test_grids_are_the_papers(schedule):
-    dime = attacks.get_attack("dime").settings("paper", tier=10)
-    assert sorted({s["t"] for s in dime}) == [50, 70, 90, 110, 130, 150, 170, 190, 210, 230]
-    assert sorted({s["gamma"] for s in dime}) == [0.05, 0.1, 0.2, 0.4, 0.6]
-    assert {s["q"] for s in dime} == {10}
-    assert len(dime) == 50
+    settings = attacks.get_attack("dime").settings("paper", tier=10)
+    assert sorted({s["t"] for s in settings}) == [50, 70, 90, 110, 130, 150, 170, 190, 210, 230]
+    assert sorted({s["gamma"] for s in settings}) == [0.05, 0.1, 0.2, 0.4, 0.6]
+    assert {s["q"] for s in settings} == {10}
+    assert len(settings) == 50
     loss = attacks.get_attack("loss").settings("paper")
     assert [s["t"] for s in loss] == [*range(10, 300, 20), 300]
     assert len(attacks.get_attack("dime").settings("quick", tier=1)) == 6
-    assert len(registry.search_angles(schedule, {})) == 16
-    assert attacks.get_attack("dime_theory").angles(schedule, {"t": 100}) == [
+    assert len(dime.search_angles(schedule, {})) == 16
+    assert attacks.get_attack("dime_theory").rule.angles(schedule, {"t": 100}) == [
         pytest.approx(-np.arctan(0.323818), rel=1e-5)
     ]
 
 
 def test_crowding_only_scores_members_lower():
-    """V-hat falls as crowding rises, so its angle must be -pi/2."""
-    (phi,) = attacks.get_attack("crowding_only").angles(None, {})
-    assert attacks.combine(np.zeros(2), np.array([10.0, 1.0]), phi)[0] < 0
+    """V-hat falls as crowding rises, so its weight must be -1."""
+    (weights,) = attacks.get_attack("crowding_only").rule.weights(None, {}, None)
+    assert weights.values == pytest.approx((0, -1))
+    assert weights.parameters == {"phi": -np.pi / 2}
+
+
+def test_families():
+    families = {name: attacks.get_attack(name).family for name in NAMES}
+    assert list(families.values()) == ["Loss", *["PIA"] * 3, "SecMI", *["SimA"] * 3, *["DIME"] * 5]
 
 
 def test_a_users_attack_joins_the_registry(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     mine = attacks.Attack("mine", "Mine", "me", lambda e, s, x, z, c: e(x, 0)[None], lambda c: 1, {"quick": [{}]})
     assert dj.register_attack(mine) is attacks.get_attack("mine")
+    assert mine.family == "mine"
     with pytest.raises(ValueError, match="an attack named 'mine' is registered already"):
         dj.register_attack(mine)
+
+
+@pytest.mark.parametrize("given", [{}, {"run": lambda *all: None}, {"queries": lambda setting: 1}])
+def test_an_attack_needs_a_recipe_or_run_and_queries(given):
+    with pytest.raises(ValueError, match="expected attack 'mine' with a recipe, or with run and queries"):
+        attacks.Attack("mine", "Mine", "me", grids={"quick": [{}]}, **given)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import sys
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import auditing, checkpoints, cli, digests, model_check, scoring
+from dime_jax import auditing, cli, digests, model_check, opening, scoring
 from dime_jax.report import html
 
 SHAPE = (4, 4, 1)
 TABLE = ("manifest.json", "schedule.npz", "scores.parquet", "queries-0.bin")
 RUN = ("run.json", "halves.npz", "calibration.json")
-ATTACKS = ("--attacks", "sima_l4", "dime", "--queries", "1")
+ATTACKS = ("--attacks", "sima_l4", "dime", "--queries", "2")
 FLIPS = 4
 INTRODUCTION = "model mine (a test)\n"
 
@@ -58,7 +58,7 @@ def model(seed, calls=None):
 
 
 def use(denoiser):
-    checkpoints.open_model = lambda *arguments: checkpoints.OpenedModel(denoiser, "a test", {})
+    opening.open_model = lambda *arguments, **more: opening.OpenedModel(denoiser, "a test", {})
 
 
 def run(*arguments):
@@ -88,8 +88,8 @@ def make(directory, images, seed):
     for name in ("members", "heldout", "candidates"):
         np.savez(images / f"{name}.npz", images=rng.integers(0, 256, (24 + 2 * seed, *SHAPE), dtype=np.uint8))
     sources = {name: str(images / f"{name}.npz") for name in ("members", "heldout", "candidates")}
-    settings = {"attacks": ("sima_l4", "dime"), "queries": (1,), "seed": seed}
-    settings["options"] = scoring.Options(silent=True)
+    settings = {"attacks": ("sima_l4", "dime"), "queries": (2,), "seed": seed}
+    settings["options"] = scoring.ScoringOptions(silent=True)
     audit = auditing.AuditConfig(directory / "report", model(seed), **sources, decide_with="sima_l4@1", **settings)
     auditing.audit(audit)
     del sources["members"]
@@ -105,9 +105,12 @@ def make(directory, images, seed):
     (directory / "unfinished").mkdir()
     model_check.check_once(directory / "unfinished", model(seed), heldout, np.arange(len(heldout)), seed=seed)
     use(model(seed, calls=14))
-    options, scoring.Options = scoring.Options, functools.partial(scoring.Options, shard_seconds=0.0)
+    options, scoring.ScoringOptions = (
+        scoring.ScoringOptions,
+        functools.partial(scoring.ScoringOptions, shard_seconds=0.0),
+    )
     code, error, _ = run(*command("unfinished", directory / "unfinished", images, seed), "--micro_batch", 4)
-    scoring.Options = options
+    scoring.ScoringOptions = options
     assert (code, "the model was asked" in error) == (2, True), error
 
 

@@ -46,8 +46,8 @@ def memoriser(train, name="memoriser", num_classes=None, labels=None):
 def config(output, **settings):
     defaults = {
         "attacks": ATTACKS,
-        "queries": (1,),
+        "queries": (2,),
         "grid": GRID,
-        "options": scoring.Options(silent=True, micro_batch=64),
+        "options": scoring.ScoringOptions(silent=True, micro_batch=64),
     }
     return AuditConfig(output=output, **{**defaults, **settings})

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -10,10 +11,12 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, cli, metrics, pipeline, score_table
-from dime_jax.auditing import gate
-from dime_jax.auditing import record as records
+from dime_jax import _records, auditing, cli, metrics, pipeline, scoring
+from dime_jax.findings import gate, json_files
+from dime_jax.findings.facts import Settings
 from dime_jax.report import html
+from dime_jax.scoring import query_ledger, score_table
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 
 MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 OTHERS = images(120, 8)
@@ -58,8 +61,8 @@ def test_it_finds_the_members_among_the_candidates(result, directory):
 
 def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, directory):
     halves = pipeline.read_halves(directory)
-    decider = records.read_record(directory).decider
-    table = score_table.read_table(directory / "candidates" / records.label(decider))
+    decider = json_files.read_record(directory).decider
+    table = score_table.read_table(directory / "candidates" / decider.label)
     heldout = pipeline.frozen_scores(table, decider, halves.test.heldout)
     with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -79,7 +82,8 @@ def test_the_calibration_half_chooses_who_decides(result, directory):
 def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
-    assert set(results) == gate.AUDIT_KEYS
+    assert set(results) == gate.AUDIT_KEYS - {"captions", "caption_baseline"}  # of text-conditioned models
+    assert _records.plain(json_files.read_results(directory)) == results
     for row in results["results"]:
         assert row.keys() == gate.ROW.keys()
         assert all(
@@ -110,8 +114,8 @@ def test_results_have_all_that_is_promised(result, directory):
 def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, directory):
     (comparison,) = result.results["comparisons"]
     assert (comparison["budget"], comparison["dime"]) == (2, "dime@2")
-    record = records.read_record(directory)
-    by_label = {records.label(one): one for one in record.calibrations}
+    record = json_files.read_record(directory)
+    by_label = {one.label: one for one in record.calibrations}
     best = max((by_label[name] for name in ("pia_l2@2", "sima_l4@1")), key=lambda one: one.auc)
     assert by_label[comparison["baseline"]].auc == best.auc
     scores = [record.scores(by_label[comparison[side]]) for side in ("dime", "baseline")]
@@ -198,16 +202,8 @@ class TestWhatIsNoDenoiser:
 
 
 @pytest.mark.usefixtures("_no_page")
-def test_an_interrupted_audit_continues(result, directory, tmp_path):
-    calls = 0
-
-    def fails_once(x, t):
-        nonlocal calls
-        calls += 1
-        if calls == 30:
-            raise KeyboardInterrupt
-        return MODEL.eps(x, t)
-
+def test_an_interrupted_audit_continues(result, directory, tmp_path, failing):
+    fails_once = failing(MODEL.eps, {30: KeyboardInterrupt()})
     model = dj.Denoiser.from_function(fails_once, MODEL.schedule, MODEL.image_shape, name=MODEL.name)
     with pytest.raises(KeyboardInterrupt):
         auditing.audit(config(tmp_path, model=model, **ROLES))
@@ -221,13 +217,13 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     settings = config(tmp_path, model=MODEL, calibration_size=20, test_size=30, level=0.01, **ROLES)
     results = auditing.audit(settings).results
     halves = pipeline.read_halves(tmp_path)
-    reference = records.read_record(tmp_path).arrays["heldout"]
+    reference = json_files.read_record(tmp_path).arrays.heldout
     assert results["candidates"]["heldout"] == len(reference) == 100
     assert not set(reference) & set(halves.calibration.heldout)
     assert set(halves.test.heldout) < set(reference)
     # Twelve candidates at 1 % need 1,199 held-out images for one alone.
-    assert "With 100 held-out images no candidate can be named" in results["headline"]["candidates"]
-    assert "that takes 1,199." in results["headline"]["candidates"]
+    assert "With 100 held-out images, no candidate can be singled out" in results["headline"]["candidates"]
+    assert "that would take 1,199." in results["headline"]["candidates"]
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -244,7 +240,7 @@ def test_swapped_sets_are_said_loudly_and_nothing_is_decided(tmp_path):
     swapped = {**ROLES, "members": ROLES["heldout"], "heldout": ROLES["members"]}
     results = auditing.audit(config(tmp_path, model=MODEL, **swapped)).results
     assert results["headline"]["answer"].startswith("Members and held-out images look swapped")
-    assert "surely below 50 %" in results["headline"]["alarms"][0]
+    assert "clearly below 50 %" in results["headline"]["alarms"][0]
     assert (results["candidates"]["evidence"], results["candidates"]["can_decide"]) == (0, False)
     assert results["candidates"]["cannot_tell"] == 12
     assert results["candidates"]["set_test"] is None
@@ -259,12 +255,12 @@ def test_candidates_of_another_kind_get_no_verdict(tmp_path):
     found = result.results["candidates"]
     assert found["likeness"]["set_unlike"]
     assert (found["evidence"], found["cannot_tell"], found["set_test"]) == (0, 24, None)
-    assert "another kind of picture" in " ".join(result.results["headline"]["alarms"])
+    assert "a different kind of picture" in " ".join(result.results["headline"]["alarms"])
     assert "unlike the held-out images" in result.results["headline"]["candidates"]
-    assert "another kind of picture" in result.report.read_text(encoding="utf-8")
+    assert "a different kind of picture" in result.report.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="cannot be judged: no verdict was given on the candidates, since as pictures"):
-        gate.check("candidates.evidence > 0", result.results)
-    assert gate.check("sima_l4@1.auc.low > 0.5", result.results)
+        gate.check("candidates.evidence > 0", result.findings)
+    assert gate.check("sima_l4@1.auc.low > 0.5", result.findings)
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -273,7 +269,7 @@ def test_candidates_that_look_less_like_members_than_held_out_images_do_are_an_a
     roles = {"heldout": source(MEMBERS, "h"), "candidates": source(images(24, 5), "c")}
     results = auditing.audit(config(tmp_path, model=MODEL, **roles)).results
     assert results["candidates"]["less_like_members"] <= 0.01
-    assert "surely less like training images" in " ".join(results["headline"]["alarms"])
+    assert "clearly less like training images" in " ".join(results["headline"]["alarms"])
     assert results["candidates"]["evidence"] == 0
 
 
@@ -288,12 +284,13 @@ def test_no_set_is_judged_by_the_few_that_got_an_answer(tmp_path):
         return np.where(far[:, None, None, None], np.asarray(MODEL.eps(x, t)), np.float32(np.nan))
 
     model = dj.Denoiser.from_function(evasive, MODEL.schedule, MODEL.image_shape, name="evasive")
-    results = auditing.audit(config(tmp_path, model=model, **ROLES)).results
+    result = auditing.audit(config(tmp_path, model=model, **ROLES))
+    results = result.results
     assert results["candidates"]["set_withheld"] == "the model gave no finite answer for 6 of 12 candidates"
     assert results["candidates"]["withheld"] is None  # the others are judged one by one
     assert results["candidates"]["set_test"] is None
     with pytest.raises(ValueError, match="cannot be judged"):
-        gate.check("candidates.evidence > 0", results)
+        gate.check("candidates.evidence > 0", result.findings)
 
 
 @pytest.mark.usefixtures("_no_page")
@@ -385,7 +382,7 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
     (tmp_path / "groups.csv").write_text("\n".join(["id,group", *owners]), encoding="utf-8")
     settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
     results = auditing.audit(settings).results
-    assert any("50% of the test images belong to 1 groups of several" in warning for warning in results["warnings"])
+    assert any("50% of the test images come in groups" in warning for warning in results["warnings"])
     assert results["blind_baseline"] is None
     assert any("differ without the model could not be checked" in warning for warning in results["warnings"])
 
@@ -398,7 +395,8 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
         ({"images": "digits"}, "expected images and split together"),
         ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
         ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
-        ({"queries": (7,)}, "expected query tiers among 1, 10, 30, got 7"),
+        ({"queries": (1,), "attacks": ("dime",)}, r"expected at least 2 queries .* asked for \(dime\), got 1"),
+        ({"queries": (1,), "heldout": "h"}, r"expected at least 2 queries .* asked for \(dime_theory\), got 1"),
         ({"queries": (0,), "heldout": "h"}, r"expected queries=\[0\] >= 1"),
         ({"decide_with": "dime"}, "unknown attack 'dime' to decide with; expected one of sima_l4@1, pia_l2@2, dime@2"),
         ({"decide_with": "dime@2", "heldout": "h"}, "expected one of dime_theory@2$"),
@@ -415,4 +413,74 @@ def test_settings_are_written_down(result):
     assert settings["members"] == "m"
     assert settings["model"] == "memoriser"
     assert "output" not in settings
-    assert set(settings) <= {field.name for field in dataclasses.fields(auditing.AuditConfig)}
+    asked = {field.name for field in dataclasses.fields(auditing.AuditConfig)}
+    assert {field.name for field in dataclasses.fields(Settings)} == asked - {"output", "options"} | {"after"}
+    assert set(settings) <= asked
+
+
+@pytest.mark.parametrize(
+    ("profile", "dime", "central", "monte_carlo"),
+    [
+        ("light", [2], [2], []),
+        ("quick", [2, 11], [2, 10], [10]),
+        ("paper", [2, 11, 31], [2, 10, 30], [10, 30]),
+    ],
+)
+def test_the_rows_of_a_profile(tmp_path, profile, dime, central, monte_carlo):
+    settings = auditing.AuditConfig(tmp_path, profile=profile)
+    labels = {row for row in settings.result_labels() if not row.startswith("secmi")}
+    assert "secmi@8" in settings.result_labels()  # of fixed cost: no profile bounds it
+    expected = {"loss": [1], "pia_l2": [2], "pia_l4": [2], "pian": [2], "sima_l4": [1], "dime_central": central}
+    expected |= dict.fromkeys(("dime", "dime_theory", "crowding_only"), dime)
+    expected |= {"level_only": [1, *(cost - 1 for cost in dime[1:])]}
+    expected |= {**dict.fromkeys(("sima_mc_norms", "sima_mc_vector"), monte_carlo), "clid": [15]}  # clid for captions
+    assert labels == {f"{name}@{cost}" for name, costs in expected.items() for cost in costs}
+
+
+def test_what_costs_more_than_was_allowed_is_left_out_and_said(tmp_path, capsys):
+    roles = {**ROLES, "model": MODEL, "attacks": ("sima_l4", "secmi", "dime"), "queries": (1,)}
+    options = scoring.ScoringOptions(micro_batch=64)
+    results = auditing.audit(config(tmp_path, **roles, options=options)).results
+    assert {row["attack"] for row in results["results"]} == {"sima_l4", "level_only"}
+    said = capsys.readouterr().err
+    assert "warning: secmi is left out: it costs at least 8 queries per image" in said
+    assert "warning: dime is left out: it costs at least 2 queries per image" in said
+
+
+def test_a_budget_binds_over_the_whole_audit(tmp_path):
+    """One query short, the last stage is refused before it asks; the exact number, over restarts, is enough."""
+    asked = []
+
+    def eps(x, t):
+        asked.append(len(x))
+        return MODEL.eps(x, t)
+
+    model = dj.Denoiser.from_function(eps, MODEL.schedule, MODEL.image_shape, name="counted")
+    unbounded = auditing.audit(config(tmp_path / "unbounded", model=model, **ROLES)).findings.queries_made
+    assert sum(asked) == unbounded
+    asked.clear()
+    for total in (unbounded - 1, unbounded):
+        bounded = scoring.ScoringOptions(silent=True, micro_batch=64, budget=Budget(total=total))
+        audit = functools.partial(auditing.audit, config(tmp_path / "b", model=model, options=bounded, **ROLES))
+        if total < unbounded:
+            with pytest.raises(BudgetExceeded, match=f"and the budget of {total:,} has "):
+                audit()
+            assert sum(asked) < total
+    assert audit().findings.queries_made == sum(asked) == unbounded
+
+
+def test_a_budget_per_image_counts_every_stage(tmp_path):
+    """Held-out images of the test half are asked about again beside the candidates."""
+    auditing.audit(config(tmp_path / "unbounded", model=MODEL, **ROLES))
+    spent = query_ledger.spent_per_image(tmp_path / "unbounded", 10_000)
+    assert spent.max() > 2
+    for per_image, enough in ((int(spent.max()), True), (int(spent.max()) - 1, False)):
+        bounded = scoring.ScoringOptions(silent=True, micro_batch=64, budget=Budget(per_image=per_image))
+        audit = functools.partial(
+            auditing.audit, config(tmp_path / str(per_image), model=MODEL, options=bounded, **ROLES)
+        )
+        if enough:
+            audit()
+        else:
+            with pytest.raises(BudgetExceeded, match=f"expected at most {per_image} queries per image"):
+                audit()

@@ -19,6 +19,7 @@ import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.auditing import images as audit_images
 from dime_jax.data.groups import connect
+from dime_jax.findings.facts import CandidateCopy
 from dime_jax.report import html
 
 MEMBERS, HELDOUT, CANDIDATES = images(60, 0), images(60, 21), images(12, 2)
@@ -369,12 +370,12 @@ def test_copies_of_candidates_are_named(tmp_path):
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h"), "candidates": source(pixels, "c")}
     settings = config(tmp_path, model=MODEL, attacks=("sima_l4",), **roles)
     expected = [
-        audit_images.CandidateCopy("c-00003", "candidates", "c-00008", "near"),
-        audit_images.CandidateCopy("c-00006", "members", "members/m-00004", "near"),
-        audit_images.CandidateCopy("c-00007", "heldout", "heldout/h-00009", "exact"),
-        audit_images.CandidateCopy("c-00008", "candidates", "c-00003", "near"),
+        CandidateCopy("c-00003", "candidates", "c-00008", "near"),
+        CandidateCopy("c-00006", "members", "members/m-00004", "near"),
+        CandidateCopy("c-00007", "heldout", "heldout/h-00009", "exact"),
+        CandidateCopy("c-00008", "candidates", "c-00003", "near"),
     ]
-    assert audit_images.open_images(settings, MODEL).copies == expected
+    assert audit_images.open_images(settings, MODEL).duplicates.candidates == tuple(expected)
     results = auditing.audit(settings).results
     assert results["duplicates"]["candidates"] == [copy._asdict() for copy in expected]
     notes = {row["id"]: row["note"] for row in rows(tmp_path / "candidates.csv")}
@@ -395,7 +396,7 @@ def test_the_copy_that_is_named_is_the_first_of_the_first_role(pairs):
     expected = []
     for one in roles["candidates"]:
         found = [
-            audit_images.CandidateCopy(f"i{one}", role, f"i{other}", kind)
+            CandidateCopy(f"i{one}", role, f"i{other}", kind)
             for role, indices in roles.items()
             for kind, grouping in (("exact", equal), ("near", groups))
             for other in indices
@@ -413,7 +414,7 @@ def test_the_copy_that_is_named_is_the_first_of_the_first_role(pairs):
 def test_a_few_candidates_that_are_known_are_named_and_not_refused(tmp_path):
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h")}
     found = audit_images.open_images(config(tmp_path, candidates=source(MEMBERS[:3], "c"), **roles), MODEL)
-    assert [copy.other for copy in found.copies] == [f"members/m-0000{i}" for i in range(3)]
+    assert [copy.other for copy in found.duplicates.candidates] == [f"members/m-0000{i}" for i in range(3)]
     assert len(found.split.member) == 57
 
 
@@ -423,5 +424,5 @@ def test_candidates_in_sizes_of_their_own_are_said(tmp_path, shape, said):
     candidates = dj.data.Source("c", [f"c{i}" for i in range(9)], [*CANDIDATES[:6], *odd].__getitem__)
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h"), "candidates": candidates}
     found = audit_images.open_images(config(tmp_path, **roles), MODEL)
-    warning = "3 of 9 candidates come in sizes that no held-out image has, so that they were resized differently"
+    warning = "3 of 9 candidates come in sizes that no held-out image has, so they were"
     assert any(one.startswith(warning) for one in found.warnings) == said

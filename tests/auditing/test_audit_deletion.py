@@ -7,9 +7,10 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, score_table
-from dime_jax.auditing import gate
+from dime_jax import auditing
+from dime_jax.findings import gate
 from dime_jax.report import html
+from dime_jax.scoring import score_table
 
 KEPT, DELETED, HELDOUT = images(80, 0), images(10, 2), images(100, 21)
 WITH = memoriser(np.concatenate([KEPT, DELETED]), "with")

@@ -18,14 +18,14 @@ ARCHITECTURE = models.DdpmUnetSpec(
     attention_levels=(),
     norm_groups=8,
 )
-RECIPE = training.Recipe(
+RECIPE = training.TrainingRecipe(
     steps=2500, batch_size=32, learning_rate=1e-3, warmup_steps=100, ema_decay=0.995, flips=False, seed=0
 )
 
 
 def trained(workdir, source, members):
     spec = models.ModelSpec(architecture=ARCHITECTURE, image_shape=(8, 8, 1))
-    options = training.Options(silent=True, devices=jax.devices()[:1])
+    options = training.TrainingOptions(silent=True, devices=jax.devices()[:1])
     return training.train(workdir, spec, source, members, RECIPE, options=options)
 
 
@@ -46,8 +46,8 @@ def test_deleting_ten_images_shows(tmp_path):
         heldout=part(digits, order[HELDOUT], "heldout"),
         candidates=part(digits, order[DELETED], "deleted"),
         attacks=("pia_l2", "sima_l4", "dime"),
-        queries=(1,),
-        options=scoring.Options(silent=True),
+        queries=(2,),
+        options=scoring.ScoringOptions(silent=True),
     )
     results = auditing.compare(config, without).results
     print(results["headline"])

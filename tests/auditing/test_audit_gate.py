@@ -1,12 +1,23 @@
+import dataclasses
+
 import pytest
 
-from dime_jax.auditing import gate
+from dime_jax.evaluation import AtThreshold, Evaluation, ResultRow
+from dime_jax.evidence import Direction, Judgement
+from dime_jax.findings import gate
+from dime_jax.metrics import Estimate
 
-RESULTS = {
-    "results": [{"attack": "dime", "queries_per_image": 11, "auc": {"value": 0.7, "low": 0.6}, "setting": None}],
-    "candidates": {"evidence": 3},
-    "queries_made": 100,
-}
+AUC = Estimate(0.7, 0.6, 0.8)
+ROW = ResultRow("dime", {"t": 70}, AUC, AUC, AUC, 0.01, 3, AtThreshold(None, 0.0, 0.0), 11, 0.1)
+RESULTS = Evaluation(
+    results=(ROW,),
+    fingerprints={"model": "m"},
+    precision="highest",
+    seed=0,
+    queries_made=100,
+    direction=Direction(Judgement.ABOVE, True, ()),
+    warnings=(),
+)
 
 
 @pytest.mark.parametrize(
@@ -15,8 +26,9 @@ RESULTS = {
         ("dime@11.auc.low > 0.5", True),
         ("dime@11.auc.low>0.6", False),
         ("dime@11.auc.low >= .6", True),
-        (" candidates.evidence < 3 ", False),
-        ("candidates.evidence <= 3", True),
+        (" dime@11.false_positives < 3 ", False),
+        ("dime@11.false_positives <= 3", True),
+        ("dime@11.setting.t >= 70", True),
         ("queries_made > 1e2", False),
         ("queries_made > -1", True),
     ],
@@ -32,8 +44,9 @@ def test_conditions(condition, holds):
         ("dime@11.auc.low > high", "expected a number on the right"),
         ("dime@11.auc > 0.5", "expected 'dime@11.auc' to lead to a number, got dict"),
         ("dime@7.auc.low > 0.5", "unknown 'dime@7' in 'dime@7.auc.low'; results.json has .*dime@11"),
-        ("dime@11.auc.lower > 0.5", "unknown 'lower' in 'dime@11.auc.lower'; dime@11.auc has low, value"),
-        ("dime@11.setting > 0.5", "expected 'dime@11.setting' to lead to a number, got NoneType"),
+        ("dime@11.auc.lower > 0.5", "unknown 'lower' in 'dime@11.auc.lower'; dime@11.auc has high, low, value"),
+        ("dime@11.at_threshold.tau > 0.5", "expected 'dime@11.at_threshold.tau' to lead to a number, got NoneType"),
+        ("results > 0.5", "expected 'results' to lead to a number, got list"),
         ("__import__('os').system('x') > 0", "expected a condition such as"),
     ],
 )
@@ -68,3 +81,10 @@ def test_conditions_on_what_cannot_be_there_are_refused(condition, message):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=r"there will be no rows of attacks|expected a condition"):
         gate.check_possible(condition, gate.COMPARE_KEYS, [])
+
+
+def test_nothing_is_judged_where_the_sets_look_swapped():
+    gate.refuse_unjudged(RESULTS)
+    swapped = dataclasses.replace(RESULTS, direction=Direction(Judgement.BELOW, False, ()))
+    with pytest.raises(ValueError, match="no condition can be judged: members and held-out images look swapped"):
+        gate.refuse_unjudged(swapped)

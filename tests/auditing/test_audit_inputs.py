@@ -57,8 +57,8 @@ def test_copies_across_roles_are_left_out_with_a_warning(tmp_path):
     candidates = source(np.concatenate([images(60, 0)[10:12], images(60, 1)[:1], images(20, 5)]), "c")
     found = opened(tmp_path, members=MEMBERS, heldout=heldout, candidates=candidates)
     assert (len(found.split.member), len(found.split.heldout)) == (60 - 3 - 2, 60 - 1)
-    assert found.duplicates["across_member_heldout"] == 3
-    assert (found.duplicates["candidates_among_members"], found.duplicates["candidates_among_heldout"]) == (2, 1)
+    assert found.duplicates.across_member_heldout == 3
+    assert (found.duplicates.candidates_among_members, found.duplicates.candidates_among_heldout) == (2, 1)
     assert [warning.split()[0] for warning in found.warnings] == ["6", "2", "1"]
 
 

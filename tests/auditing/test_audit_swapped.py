@@ -1,5 +1,6 @@
 """Members and held-out images swapped: whatever attacks decide, nobody is accused, and the headline says so."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -9,12 +10,15 @@ import pytest
 from memoriser import config, floats, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import attacks, auditing, cli, pipeline, planning, scoring
-from dime_jax.auditing import findings, gate
-from dime_jax.auditing import record as records
+from dime_jax import attacks, auditing, cli, pipeline, scoring
+from dime_jax.auditing.deciding import choose_decider
+from dime_jax.evidence import Judgement, Verdict
+from dime_jax.findings import gate, json_files
+from dime_jax.findings.finding import find
 from dime_jax.report import html
+from dime_jax.scoring import planning
 
-QUERIES = (1, 5, 10)
+QUERIES = (2, 11)
 LABELS = sorted({job.label for job in planning.grid_jobs(None, "quick", QUERIES, [{"t": 70, "gamma": 0.1}])})
 
 
@@ -68,14 +72,14 @@ class Scored:
             **self.roles,
         }
         auditing.audit(config(directory, **self.settings))
-        self.record = records.read_record(directory)
+        self.record = json_files.read_record(directory)
         scoring.score(
             self.model,
             auditing.images.open_images(config(directory, **self.settings), self.model).source,
             [pipeline.frozen_job(frozen) for frozen in self.record.calibrations],
             directory / "everything",
-            indices=np.concatenate([self.record.arrays["heldout"], self.record.arrays["candidates"]]),
-            options=scoring.Options(silent=True, micro_batch=64),
+            indices=np.concatenate([self.record.arrays.heldout, self.record.arrays.candidates]),
+            options=scoring.ScoringOptions(silent=True, micro_batch=64),
         )
 
     def found(self, directory, asked, wanted=None):
@@ -87,14 +91,13 @@ class Scored:
         for half in ("calibration", "test"):
             shutil.copytree(self.directory / half, directory / half)
         frozen = pipeline.calibrate_run(directory)
-        decider, why = records.choose_decider(
+        decider, why = choose_decider(
             frozen, pipeline.asked_labels(directory), wanted, pipeline.read_direction(directory, ["calibration"])
         )
-        shutil.copytree(self.directory / "everything", directory / "candidates" / records.label(decider))
-        facts = {**self.record.facts, "decided_by": records.label(decider), "chosen": why}
-        facts.pop("schema_version")
+        shutil.copytree(self.directory / "everything", directory / "candidates" / decider.label)
+        facts = dataclasses.replace(self.record.facts, decided_by=decider.label, chosen=why)
         shutil.copy(self.directory / "model_check.json", directory)
-        return findings.find(records.write_record(directory, facts, self.record.arrays))
+        return find(json_files.write_record(directory, facts, self.record.arrays))
 
 
 MODELS = {"memoriser": make_memoriser, "ideal": make_ideal, "shipped": make_shipped}
@@ -107,14 +110,14 @@ def scored(request, tmp_path_factory):
 
 def assert_nobody_is_accused(found):
     results, rows = found
-    assert results["direction"]["judgement"] == "below"
-    assert results["headline"]["answer"].startswith("Members and held-out images look swapped")
-    assert "surely below 50 %" in results["headline"]["alarms"][0]
-    assert "remembers" not in json.dumps(results["headline"])
-    assert results["candidates"]["evidence"] == 0
-    assert results["candidates"]["set_test"] is None
-    assert {row["verdict"] for row in rows} == {"cannot tell"}
-    assert {row["p_value"] for row in rows} == {None}
+    assert results.direction.judgement is Judgement.BELOW
+    assert results.headline.answer.startswith("Members and held-out images look swapped")
+    assert "clearly below 50 %" in results.headline.alarms[0]
+    assert "remembers" not in str(results.headline)
+    assert results.candidates.evidence == 0
+    assert results.candidates.set_test is None
+    assert {row.verdict for row in rows} == {Verdict.CANNOT_TELL}
+    assert {row.p_value for row in rows} == {None}
     with pytest.raises(ValueError, match="look swapped"):
         gate.refuse_unjudged(results)
 
@@ -204,18 +207,37 @@ def test_random_audits_accuse_within_the_level(tmp_path):
     assert np.mean(judged) >= 0.9  # else nobody could have been accused
 
 
-@pytest.mark.parametrize("may_learn", [True, False])
-@pytest.mark.parametrize("wanted", [None, "dime@2"])
-def test_a_learned_direction_decides_only_if_the_witness_confirms_it(may_learn, wanted):
-    def frozen(name, setting, phi, auc):
-        return pipeline.Calibration(name, setting, phi, None, 0.0, auc)
+LEARNED, FIXED, OTHER, WITNESS = (
+    pipeline.Calibration(name, setting, weights, {}, None, 0.0, auc, attacks.get_attack(name).queries(setting))
+    for name, setting, weights, auc in [
+        ("dime", {"t": 70, "gamma": 0.1, "q": 1}, (-1.0, 0.0), 0.9),
+        ("sima_l4", {"t": 70}, (1.0,), 0.6),
+        ("pia_l2", {"t": 70}, (1.0,), 0.7),
+        ("level_only", {"t": 70, "gamma": 0.1, "q": 1}, (1.0,), 0.55),
+    ]
+)
 
-    learned = frozen("dime", {"t": 70, "gamma": 0.1, "q": 1}, np.pi, 0.9)
-    fixed = frozen("sima_l4", {"t": 70}, None, 0.6)
-    witness = frozen("level_only", {"t": 70, "gamma": 0.1, "q": 1}, None, 0.7)
-    direction = dj.evidence.Direction(dj.evidence.Judgement.ABOVE, may_learn, ())
-    for others in ([fixed], []):
-        asked = [records.label(one) for one in (learned, *others)]
-        choice = records.choose_decider([learned, *others, witness], asked, wanted, direction)
-        assert choice.decider == (learned if may_learn else others[0] if others else witness)
-        assert ("learned its direction" in choice.why) == (not may_learn)
+
+@pytest.mark.parametrize(
+    ("attacks", "wanted", "decider"),
+    [
+        ([LEARNED, FIXED, OTHER], None, WITNESS),
+        ([LEARNED, FIXED, OTHER], LEARNED, WITNESS),
+        ([LEARNED, FIXED, OTHER], FIXED, FIXED),
+        ([LEARNED, FIXED], None, FIXED),
+        ([LEARNED, FIXED], LEARNED, WITNESS),
+        ([LEARNED], None, WITNESS),
+        ([FIXED, OTHER], None, WITNESS),
+        ([FIXED], None, FIXED),
+        ([FIXED, WITNESS], None, WITNESS),
+    ],
+)
+def test_labels_choose_the_decider_only_if_the_witness_confirms_them(attacks, wanted, decider):
+    frozen = [*attacks, *([] if WITNESS in attacks else [WITNESS])]
+    asked, label = [one.label for one in attacks], wanted and wanted.label
+    first = wanted or max(attacks, key=lambda one: one.auc)
+    for may_learn, expected in [(True, first), (False, decider)]:
+        direction = dj.evidence.Direction(dj.evidence.Judgement.ABOVE, may_learn, ())
+        choice = choose_decider(frozen, asked, label, direction)
+        assert choice.decider == expected
+        assert ("does not confirm" in choice.why) == (expected != first)

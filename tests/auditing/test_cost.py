@@ -8,10 +8,11 @@ import pytest
 from memoriser import SHAPE, config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, cli, score_table, scoring
+from dime_jax import auditing, cli, scoring
 from dime_jax.auditing import cost
 from dime_jax.auditing.images import open_images
 from dime_jax.report import html
+from dime_jax.scoring import score_table
 
 ROLES = {
     "members": source(images(60, 0), "m"),
@@ -58,8 +59,8 @@ def test_a_slow_model_says_early_what_it_will_take(tmp_path, capsys, monkeypatch
 
     model = dj.Denoiser.from_function(eps, MODEL.schedule, SHAPE, name="slow")
     monkeypatch.setattr(cost, "LONG_SECONDS", 0.5)
-    options = scoring.Options(micro_batch=30)
-    settings = config(tmp_path, model=model, queries=(1, 10), grid=None, options=options, **ROLES)
+    options = scoring.ScoringOptions(micro_batch=30)
+    settings = config(tmp_path, model=model, queries=(2, 11), grid=None, options=options, **ROLES)
     result = auditing.audit(settings)
     lines = capsys.readouterr().err.splitlines()
     (total,) = [line for line in lines if "all stages" in line]
@@ -112,7 +113,7 @@ def test_the_command_is_one_that_the_command_line_takes(tmp_path):
         members="a b/",
         heldout="c/",
         attacks=["sima_l4", "dime"],
-        queries=[10],
+        queries=[11],
         decide_with="dime@11",
         randomised=True,
         seed=3,

@@ -125,7 +125,8 @@ def test_dtypes_prefixes_and_wrappers(tmp_path):
     assert (checkpoint.weights, checkpoint.spec) == ("only", plain.spec)
     assert checkpoint.spec.image_shape == (16, 16, 3)
     assert checkpoint.state.keys() == plain.state.keys()
-    first, second = (convert(file, tmp_path / file.stem, SIZE) for file in (tmp_path / "a.pt", GOLDEN / "ddpm_ddim.pt"))
+    first = convert(tmp_path / "a.pt", tmp_path / "a", SIZE)
+    second = convert(GOLDEN / "ddpm_ddim.pt", tmp_path / "ddpm_ddim", SIZE)
     assert checkpoints.read_spec_file(first)["fingerprint"] == checkpoints.read_spec_file(second)["fingerprint"]
 
 
@@ -246,7 +247,7 @@ def edit(file, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "UNet2DConditionModel"}, "UNet2DConditionModel"),
+        ({"_class_name": "UNet2DConditionModel"}, "cannot honour _class_name=.DDPMPipeline."),
         ({"_class_name": "DELETE"}, "_class_name=None"),
         ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map"),
         ({"num_frames": 8}, "num_frames='8'"),
@@ -363,9 +364,9 @@ def test_layouts_of_diffusers_folders(folder, tmp_path):
         state = {name.replace(f".{new_name}.", f".{old_name}."): tensor for name, tensor in state.items()}
     write_zip(flat / "diffusion_pytorch_model.bin", state)
     assert open_checkpoint(flat, Options()).dialect.name == "diffusers (old names)"
-    models = [convert(source, tmp_path / f"m{i}") for i, source in enumerate((folder, flat))]
-    first, second = (checkpoints.read_spec_file(model)["fingerprint"] for model in models)
-    assert first == second
+    first = checkpoints.read_spec_file(convert(folder, tmp_path / "m0"))
+    second = checkpoints.read_spec_file(convert(flat, tmp_path / "m1"))
+    assert first["fingerprint"] == second["fingerprint"]
 
     refused(folder, tmp_path / "m", "not marked as EMA or raw", Options(weights="ema"))
     shutil.copytree(folder / "unet", folder / "unet_ema")

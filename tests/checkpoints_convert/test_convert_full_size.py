@@ -34,7 +34,7 @@ def write_random(path, dialect, spec, wrap=lambda state: state):
         )
 
     table = mapping.name_table(dialect, spec)
-    write_zip(path, wrap({entry.source: tensor(entry.source_shape) for entry in table}))
+    write_zip(path, wrap({entry.tensor: tensor(entry.tensor_shape) for entry in table}))
 
 
 def convert_apart(source, output):
@@ -73,6 +73,6 @@ def test_guided_imagenet256(tmp_path):
     assert size == 4 * 553_838_086
     print(f"peak memory of the conversion: {peak / 1e9:.2f} GB for {size / 1e9:.2f} GB of parameters")
     assert peak <= 1.3 * size + 1e9
-    eps = denoiser.eps(np.zeros((1, 256, 256, 3), np.float32), 5, label=[7])
+    eps = denoiser.eps(np.zeros((1, 256, 256, 3), np.float32), 5, condition=[7])
     assert eps.shape == (1, 256, 256, 3)
     assert np.isfinite(eps).all()

@@ -21,7 +21,7 @@ def inventory(name):
 
 
 def table_shapes(dialect, spec):
-    return {entry.source: entry.source_shape for entry in mapping.name_table(dialect, spec)}
+    return {entry.tensor: entry.tensor_shape for entry in mapping.name_table(dialect, spec)}
 
 
 def shapes_of(state):
@@ -86,7 +86,7 @@ def test_there_and_back_is_the_identity(dialect, spec):
     shapes = models.param_shapes(spec)
     variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
     table = mapping.name_table(dialect, spec)
-    assert len({entry.source for entry in table}) == len(table) == len(jax.tree.leaves(shapes))
+    assert len({entry.tensor for entry in table}) == len(table) == len(jax.tree.leaves(shapes))
     state = mapping.to_state_dict(variables, table)
     jax.tree.map(np.testing.assert_array_equal, mapping.to_variables(state, table), variables)
     again = mapping.to_state_dict(mapping.to_variables(state, table), table)

@@ -89,7 +89,8 @@ def test_the_ema_is_found(contents):
 def test_the_model_of_an_ema_is_the_emas(tmp_path):
     write_zip(tmp_path / "both.pt", {"model": OTHER, "ema": STATE})
     write_zip(tmp_path / "ema.pt", STATE)
-    both, ema = (convert(tmp_path / f"{name}.pt", tmp_path / name, SIZE) for name in ("both", "ema"))
+    both = convert(tmp_path / "both.pt", tmp_path / "both", SIZE)
+    ema = convert(tmp_path / "ema.pt", tmp_path / "ema", SIZE)
     assert checkpoints.read_spec_file(both)["fingerprint"] == checkpoints.read_spec_file(ema)["fingerprint"]
     assert checkpoints.read_spec_file(both)["metadata"]["weights"] == "ema"
 

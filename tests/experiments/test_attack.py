@@ -14,7 +14,9 @@ import pytest
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import checkpoints, planning, processes, score_table
+from dime_jax import _distributed, checkpoints
+from dime_jax._records import plain
+from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
 
@@ -69,7 +71,7 @@ class TestSmoke:
     def test_again_costs_nothing(self, smoke):
         config, workdir = get_config("cifar100", "smoke"), smoke("cifar100")
         before = json.loads((workdir / "attack" / "results.json").read_text())
-        assert attack.run(config, workdir, "experiments/configs/cifar100.py:smoke") == before
+        assert plain(attack.run(config, workdir, "experiments/configs/cifar100.py:smoke")) == before
 
     def test_tables_and_figures_from_the_runs(self, smoke, tmp_path):
         directories = [smoke(name) / "attack" for name in STUDIES]
@@ -85,8 +87,8 @@ class TestSmoke:
 
     def test_another_checkpoint_is_refused(self, smoke, tmp_path):
         shutil.copytree(smoke("cifar100"), tmp_path / "w")
-        workdirs = (smoke("cifar10"), tmp_path / "w")
-        shutil.copy(*(study.generated_directory(workdir) / generated.CHECKPOINT for workdir in workdirs))
+        other = study.generated_directory(smoke("cifar10")) / generated.CHECKPOINT
+        shutil.copy(other, study.generated_directory(tmp_path / "w") / generated.CHECKPOINT)
         with pytest.raises(ValueError, match=r"cannot continue the score table .*: model was"):
             attack.run(get_config("cifar100", "smoke"), tmp_path / "w")
 
@@ -164,7 +166,7 @@ def closed_form_config(names=("loss", "sima_l4", "dime"), **changes):
     config.attack.model = "closed_form"
     config.attack.image_shape = (8, 8, 1)
     config.attack.names = names
-    config.attack.tiers = (1,)
+    config.attack.budgets = (2,)
     config.attack.grids = ConfigDict({"all": {"t": (300, 400), "gamma": (0.4,)}, "loss": {"t": (250,)}})
     config.data.update(changes)
     return config.lock()
@@ -182,9 +184,9 @@ def test_grids_replace_the_profile_by_attack():
 
 
 def test_the_closed_form_knows_its_members(tmp_path):
-    row, witness = attack.run(closed_form_config(["dime"]), tmp_path)["results"]
-    assert (row["attack"], witness["attack"]) == ("dime", "level_only")
-    assert row["auc"]["value"] > 0.95
+    row, witness = attack.run(closed_form_config(["dime"]), tmp_path).results
+    assert (row.attack, witness.attack) == ("dime", "level_only")
+    assert row.auc.value > 0.95
     with pytest.raises(ValueError, match=r"no config experiments/configs/\.py"):
         runs.read_run(tmp_path / "attack")
 
@@ -218,7 +220,7 @@ def test_first_process_raises_its_own_error():
         raise ValueError("disk full")
 
     with pytest.raises(ValueError, match="disk full"):
-        processes.on_first_process(fail)
+        _distributed.on_first_process(fail)
 
 
 def start(workdir, process, address):
@@ -240,7 +242,8 @@ def test_two_processes_finish_one_run(smoke, tmp_path):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert ["SimA" in out for out, _ in outputs] == [True, False]  # the first process prints the table
-    both, alone = (json.loads((w / "attack" / "results.json").read_text()) for w in (tmp_path / "w", smoke("cifar10")))
+    both = json.loads((tmp_path / "w" / "attack" / "results.json").read_text())
+    alone = json.loads((smoke("cifar10") / "attack" / "results.json").read_text())
     assert both["queries_made"] == 16 * 3 + alone["model_check"]["queries"]
     assert both["model_check"] == alone["model_check"]
     expected = {row["attack"]: row["auc"] for row in alone["results"]}

@@ -1,5 +1,6 @@
 """The DP-SGD study end to end, its recipes, and what its table claims: against closed forms and simulation."""
 
+import dataclasses
 import json
 import shutil
 
@@ -38,7 +39,7 @@ class TestStudy:
             assert arm.privacy["steps"] == 4
         assert table.vanilla.privacy is None
         assert table.private[0].privacy["noise_multiplier"] > table.private[1].privacy["noise_multiplier"]
-        fingerprints = {arm.run.results["fingerprints"]["model"] for arm in table.arms}
+        fingerprints = {arm.run.results.fingerprints["model"] for arm in table.arms}
         assert len(fingerprints) == 3
         assert (workdir / "dp_table.md").read_text() == dp_table.to_section(table)
 
@@ -83,8 +84,9 @@ class TestRecipes:
         assert config.attack.test_size == 500
 
     def test_the_authors_recipes_differ(self):
-        vanilla, private, *_ = dp_defense.arms(dp_celeba.get_config("as_published"))
-        vanilla, private = (training.Recipe(**arm.config.train.recipe) for arm in (vanilla, private))
+        arms = dp_defense.arms(dp_celeba.get_config("as_published"))
+        vanilla = training.TrainingRecipe(**arms[0].config.train.recipe)
+        private = training.TrainingRecipe(**arms[1].config.train.recipe)
         assert vanilla.steps == private.steps == 15_625 == 500 * 1000 / 32
         assert (vanilla.flips, vanilla.compute_dtype, vanilla.warmup_steps) == (True, "bfloat16", 5000)
         assert (private.flips, private.compute_dtype, private.warmup_steps) == (False, "float32", 0)
@@ -108,7 +110,7 @@ class TestTable:
         assert variants == "|  | DIME 1+1 |"
         assert [line.split(" | ")[0] for line in lines[2:5]] == ["| ε = 0.5", "| ε = 1", "| Vanilla"]
         row = table.private[1].run.rows[0]
-        asr, auc, tpr = (Estimate(**row.result[name]) for name in tables.METRICS)
+        asr, auc, tpr = row.estimate("asr"), row.estimate("auc"), row.estimate("tpr_at_1pct_fpr")
         expected = f"ASR {_show(asr)}<br>AUC {_show(auc)}<br>TPR@1%FPR {_show(tpr)}"
         assert lines[3].split(" | ")[1] == expected
         assert "*paper" not in dp_table.to_markdown(table)
@@ -124,14 +126,14 @@ class TestTable:
                 assert not dp_table.is_papers_setting(here)
 
     def test_the_section_has_what_it_takes_to_judge_it(self, table):
-        text = dp_table.to_section(table)
+        text, test = dp_table.to_section(table), table.vanilla.run.halves.test
         for fact in (
             "experiments.dp_defense --config=experiments/configs/dp_digits.py:smoke --workdir=W",
             "60 images, 4 updates, Poisson batches of 16 expected images, clip norm 1, δ = 1e-05",
             f"{table.private[0].privacy['epsilon']:.3f}",
             "one for all rows, which differ in clipping and noise only",
             "TPR <= e^ε FPR + δ",
-            f"{100 * dp_table.detectable_auc(*table.vanilla.run.sizes[1]):.1f} %",
+            f"{100 * dp_table.detectable_auc(len(test.member), len(test.heldout)):.1f} %",
         ):
             assert fact in text, fact
         assert text in tables.dp_sections([table.vanilla.run.directory.parents[1]])
@@ -157,7 +159,7 @@ class TestTable:
         arm = table.private[0]
         rows = []
         for row, tpr in zip(arm.run.rows, (0.0, 0.012, 0.04)):
-            result = {**row.result, "tpr_at_1pct_fpr": {"value": tpr, "low": 0.0, "high": 1.0}, "attained_fpr": 0.01}
+            result = dataclasses.replace(row.result, tpr_at_1pct_fpr=Estimate(tpr, 0.0, 1.0), attained_fpr=0.01)
             rows.append(row._replace(result=result))
         found = dp_table.check(arm._replace(run=arm.run._replace(rows=tuple(rows))))
         assert found.above == (rows[2].title,)  # 0.01 · √e = 0.016 at most

@@ -8,7 +8,8 @@ from scipy import stats
 from small_runs import SHAPE, make_run, pretend
 
 import dime_jax as dj
-from dime_jax import calibration, metrics, pipeline, planning, score_table
+from dime_jax import calibration, metrics, pipeline
+from dime_jax.scoring import planning, score_table
 from experiments import model_figures, run_figures, runs
 from experiments.model_figures import Images
 
@@ -73,7 +74,8 @@ class TestIdealGap:
 class TestNormEffect:
     def test_against_a_naive_loop(self):
         rng = np.random.default_rng(2)
-        calibrates, tests = (Images(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32)) for _ in range(2))
+        calibrates = Images(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
+        tests = Images(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
         calls = []
 
         def eps(x, t):  # members (any image: only the arithmetic is tested) answer by their values
@@ -83,20 +85,21 @@ class TestNormEffect:
         model = dj.Denoiser.from_function(eps, dj.linear_schedule(), SHAPE)
         orders, times = [1.0, 4.0, np.inf], [10, 200]
         numbers = model_figures.norm_effect(model, calibrates, tests, orders, times)
+
+        def auc(images, t, p):
+            score = [np.linalg.norm(eps(side, t).reshape(70, -1), ord=p, axis=1) for side in images]
+            return metrics.auc(score[0], score[1])
+
         for number, p in enumerate(orders):
             best = numbers.t["SimA"][number]
-            score = [np.linalg.norm(eps(x, best).reshape(70, -1), ord=p, axis=1) for x in tests]
-            assert numbers.auc["SimA"][number].value == pytest.approx(metrics.auc(*score), abs=1e-9)
-            aucs = {
-                t: metrics.auc(*(np.linalg.norm(eps(x, t).reshape(70, -1), ord=p, axis=1) for x in calibrates))
-                for t in times
-            }
+            assert numbers.auc["SimA"][number].value == pytest.approx(auc(tests, best, p), abs=1e-9)
+            aucs = {t: auc(calibrates, t, p) for t in times}
             assert aucs[best] == max(aucs.values())
         assert set(numbers.auc) == {"SimA", "PIA"}
         assert numbers.p == ["1", "4", "∞"]
 
     def test_other_norms_cost_no_queries(self):
-        images = np.random.default_rng(3).normal(size=(8, *SHAPE)).astype(np.float32)
+        images = Images(*np.random.default_rng(3).normal(size=(2, 4, *SHAPE)).astype(np.float32))
         model = dj.Denoiser.from_function(lambda x, t: np.asarray(x) / 2, dj.linear_schedule(), SHAPE)
         model_figures.norm_scores(model, "PIA", images, [1.0, 2.0, 4.0], [30, 70])
         assert model.queries.count == 8 * 3  # t = 0 once, and each of two timesteps
@@ -106,7 +109,7 @@ class TestNormEffect:
 def run(tmp_path_factory):
     """Three attacks at three timesteps, of which the last is best."""
     directory = tmp_path_factory.mktemp("run") / "attack"
-    jobs = planning.grid_jobs(["loss", "sima_l4", "dime"], "quick", [1])
+    jobs = planning.grid_jobs(["loss", "sima_l4", "dime"], "quick", [2])
     make_run(directory, jobs, size=80, member_scale=0.4, heldout_scale=0.7, seed=5)
     pretend(directory, "digits", "smoke")
     return runs.read_run(directory)
@@ -141,9 +144,11 @@ class TestRunFigures:
         jobs = [planning.Job(dj.attacks.get_attack("dime"), {"t": 120, "gamma": g, "q": 1}) for g in (0.1, 0.4)]
         rng, fitted, optimistic = np.random.default_rng(0), [], []
         for _ in range(40):
-            member, first = (rng.permutation(len(table.index)) % 2 == 0 for _ in range(2))
+            member = rng.permutation(len(table.index)) % 2 == 0
+            first = rng.permutation(len(table.index)) % 2 == 0
             fitted.append(run_figures._cross_fitted(table, jobs, member, first))
-            pairs = [calibration.TermPair(*(table.terms(job)[:, side] for side in (member, ~member))) for job in jobs]
+            terms = [table.terms(job) for job in jobs]
+            pairs = [calibration.TermPair(one[:, member], one[:, ~member]) for one in terms]
             chosen = calibration.calibrate(jobs[0].attack, table.schedule, [job.setting for job in jobs], pairs)
             optimistic.append(chosen.auc)
         assert np.mean(optimistic) > 0.54
@@ -154,7 +159,7 @@ class TestRunFigures:
         assert {(point.attack, point.queries) for point in panel.points} == {("loss", 1), ("sima_l4", 1), ("dime", 2)}
         for row in run.rows:
             fpr, tpr = curves.curves[row.attack]
-            assert np.trapezoid(tpr, fpr) == pytest.approx(row.result["auc"]["value"], abs=1e-9)
+            assert np.trapezoid(tpr, fpr) == pytest.approx(row.result.auc.value, abs=1e-9)
         assert curves.least_fpr == 1 / 40
 
     def test_a_run_without_dime_is_named(self, run):

@@ -9,11 +9,16 @@ import re
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 from small_runs import make_run, pretend
 
 import dime_jax as dj
-from dime_jax import models, pipeline, planning
+from dime_jax import models, pipeline
+from dime_jax.attacks import registry
+from dime_jax.scoring import planning
 from experiments import costs, paper_values, runs, tables
+
+BASELINES = ("loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +41,29 @@ def row_of(run, attack, q=None):
     return row
 
 
+def naive_delong(run, first, second):
+    """The p-value for equal AUC: placements of every image by both attacks, and the spread of their differences."""
+
+    def placements(row):
+        wins = np.sign(row.scores[~run.member][None] - row.scores[run.member][:, None]) / 2 + 0.5
+        return wins.mean(axis=1), wins.mean(axis=0)
+
+    (first_member, first_heldout), (second_member, second_heldout) = placements(first), placements(second)
+    member, heldout = first_member - second_member, first_heldout - second_heldout
+    error = np.sqrt(np.var(member, ddof=1) / len(member) + np.var(heldout, ddof=1) / len(heldout))
+    return 2 * stats.norm.sf(abs(np.mean(member)) / error)
+
+
 class TestRun:
     def test_numbers_are_those_of_the_scores(self, run):
         for attack, q in (("loss", None), ("sima_mc_vector", 10), ("dime", 30)):
             row = row_of(run, attack, q)
             member, heldout = row.scores[run.member], row.scores[~run.member]
             naive = np.mean(np.sign(heldout[None] - member[:, None])) / 2 + 0.5
-            assert row.result["auc"]["value"] == pytest.approx(naive, abs=1e-12)
-        assert run.sizes == ((60, 60), (60, 60))
+            assert row.result.auc.value == pytest.approx(naive, abs=1e-12)
+        assert run.image_counts == "calibration 60 + 60, test 60 + 60"
 
-    def test_every_row_of_the_issue_is_there(self, run):
+    def test_every_attack_at_every_tier_is_there(self, run):
         assert [row.title for row in run.rows] == [
             "Loss",
             "PIA (l2)",
@@ -75,12 +93,20 @@ class TestRun:
         ]
 
     def test_it_says_how_to_repeat_it(self, directory):
-        pretend(directory, "cifar10", "laptop", data__source="cifar10:DIR", attack__tiers=[1, 10])
+        pretend(directory, "cifar10", "laptop", data__source="cifar10:DIR", attack__budgets=[2, 11])
         run = runs.read_run(directory)
-        assert run.overrides() == {"data.source": "cifar10:DIR", "attack.tiers": [1, 10]}
+        assert run.overrides() == {"data.source": "cifar10:DIR", "attack.budgets": [2, 11]}
         train, attack = run.commands()
         assert train.startswith("python -m experiments.train --config=experiments/configs/cifar10.py:laptop")
-        assert attack.endswith("--workdir=W --config.data.source=cifar10:DIR --config.attack.tiers='(1, 10)'")
+        assert attack.endswith("--workdir=W --config.data.source=cifar10:DIR --config.attack.budgets='(2, 11)'")
+
+    def test_tiers_of_earlier_runs_are_budgets_now(self, directory):
+        pretend(directory, "digits", "laptop")
+        contents = json.loads((directory / "config.json").read_text())
+        del contents["config"]["attack"]["budgets"]
+        contents["config"]["attack"]["tiers"] = [1, 10]
+        (directory / "config.json").write_text(json.dumps(contents))
+        assert runs.read_run(directory).is_unchanged
 
     def test_a_variant_without_name_is_the_default(self, directory):
         pretend(directory, "cifar10", "paper")
@@ -124,25 +150,40 @@ class TestPapersValues:
         assert paper_values.published("digits") == {}
 
 
+def test_a_users_attack_is_a_baseline_whether_known_or_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    guide = (DOCS / "add_attack.md").read_text(encoding="utf-8")
+    (tmp_path / "nudge.py").write_text(re.search(r"```py\n(.*?)```", guide, re.DOTALL)[1], encoding="utf-8")
+    dj.attacks.load_attack_module(tmp_path / "nudge.py")
+    jobs = planning.grid_jobs(["dime", "nudge"], "quick", [11], settings=[{"t": 120, "gamma": 0.4}])
+    make_run(tmp_path / "attack", jobs, size=40, member_scale=0.5, heldout_scale=0.6, seed=3)
+    pretend(tmp_path / "attack", "digits", "laptop")
+    known = tables.make_table(runs.read_run(tmp_path / "attack"))
+    assert [(line.row.title, line.row.is_baseline) for line in known.lines] == [("DIME 10+1", False), ("Nudge", True)]
+    assert known.lines[0].lead.baseline.attack == "nudge"
+    assert tables.to_latex(known).count(r"\midrule") == 2
+
+
 class TestLead:
     def test_against_the_best_calibrated_baseline_at_no_more_queries(self, run):
         for row in run.rows:
             lead = tables.lead(run, row)
-            if row.attack in tables.BASELINES:
+            if row.attack in BASELINES:
                 assert lead is None
                 continue
-            rivals = [r for r in run.rows if r.attack in tables.BASELINES and r.queries <= row.queries]
+            rivals = [r for r in run.rows if r.attack in BASELINES and r.queries <= row.queries]
             assert lead.baseline.queries <= row.queries
             assert lead.baseline.calibration.auc == max(r.calibration.auc for r in rivals)
-            difference = row.result["auc"]["value"] - lead.baseline.result["auc"]["value"]
-            assert lead.auc.value == pytest.approx(difference, abs=1e-12)
-            assert 0 <= lead.p_value <= 1
+            for metric, estimate in (("auc", lead.auc), ("tpr_at_1pct_fpr", lead.tpr)):
+                difference = row.estimate(metric).value - lead.baseline.estimate(metric).value
+                assert estimate.value == pytest.approx(difference, abs=1e-12)
+            assert lead.p_value == pytest.approx(naive_delong(run, row, lead.baseline), abs=1e-9)
 
     def test_images_without_an_answer_are_left_out_of_both(self, run):
         row, other = row_of(run, "dime", 1), row_of(run, "loss")
         scores = row.scores.copy()
         scores[np.flatnonzero(run.member)[:7]] = np.nan
-        first, second = run.pair(row._replace(scores=scores), other)
+        first, second = run.paired_scores(row._replace(scores=scores), other)
         assert len(first[0]) == len(second[0]) == 53
         np.testing.assert_array_equal(second[0], other.scores[run.member][7:])
 
@@ -151,7 +192,7 @@ class TestRendering:
     def test_the_formats_hold_the_same_numbers(self, run):
         table = tables.make_table(run)
         dime = row_of(run, "dime", 10)
-        values = [f"{100 * dime.result[name]['value']:.1f}" for name in tables.METRICS]
+        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in tables.METRICS]
         (markdown,) = [line for line in tables.to_markdown(table).splitlines() if line.startswith("| DIME 10+1 ")]
         (latex,) = [line for line in tables.to_latex(table).splitlines() if line.startswith("DIME 10+1 ")]
         assert re.findall(r"([\d.]+) \[[\d., ]+\]<br>\*paper ([\d.]+)\*", markdown) == list(
@@ -161,7 +202,7 @@ class TestRendering:
             zip(values, ["86.43", "93.35", "47.23"])
         )
         (record,) = [r for r in csv.DictReader(io.StringIO(tables.to_csv([table]))) if r["title"] == "DIME 10+1"]
-        assert float(record["auc"]) == dime.result["auc"]["value"]
+        assert float(record["auc"]) == dime.result.auc.value
         assert float(record["paper_auc"]) == 0.9335
         assert int(record["queries_per_image"]) == 11
 
@@ -180,9 +221,9 @@ class TestRendering:
             "`experiments/configs/cifar10.py`, variant `laptop`",
             "python -m experiments.attack --config=experiments/configs/cifar10.py:laptop --workdir=W\n",
             "- seed: 0",
-            f"`{results['fingerprints']['model'][:16]}`",
-            f"`{results['fingerprints']['test_data'][:16]}`",
-            f"{results['queries_made']:,}",
+            f"`{results.fingerprints['model'][:16]}`",
+            f"`{results.fingerprints['test_data'][:16]}`",
+            f"{results.queries_made:,}",
             "[test](attack/test)",
             "calibration 60 + 60, test 60 + 60",
         ):
@@ -200,13 +241,11 @@ class TestCosts:
         one = costs.cost("cifar10")
         assert one.images == (1000, 25_000)
         # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
-        # noise is Loss's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA: 16 each.
-        shared = 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16
-        walk = one.calibration_per_image - shared  # SecMI walks once to t = 300, and back from each of its 16 stops
-        assert 30 <= walk <= 50
-        # At most: 1 + 2 + 2 + 2 + SecMI + 1; SimA-MC twice 40; DIME, theory and crowding 44; central 42; level 41.
-        secmi = planning.Job(dj.attacks.get_attack("secmi"), {"t": 300, "k": 10}).queries
-        assert one.test_per_image == 8 + secmi + 80 + 3 * 44 + 42 + 41
+        # noise is Loss's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA: 16 each. SecMI walks
+        # once from 0 to 300 in steps of 10, and each answer on the way serves the hop back from there too.
+        assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
+        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40; DIME, theory and crowding 44; central 42; level 41.
+        assert one.test_per_image == 8 + 31 + 80 + 3 * 44 + 42 + 41
         assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
 
     def test_hours_are_queries_times_seconds(self):

@@ -67,7 +67,7 @@ def test_the_paper_network_is_the_one_of_the_published_checkpoints():
 )
 def test_every_config_describes_a_recipe(config):
     train.model_spec(config)
-    assert training.Recipe(**config.train.recipe).steps > 0
+    assert training.TrainingRecipe(**config.train.recipe).steps > 0
 
 
 def test_unknown_networks_are_refused():
@@ -88,7 +88,7 @@ def start_digits(workdir, steps, devices=1):
 
 @pytest.mark.slow
 def test_a_digits_run_killed_or_moved_to_two_devices_ends_where_it_would_have(tmp_path):
-    unbroken, killed, moved = (tmp_path / name for name in ("unbroken", "killed", "moved"))
+    unbroken, killed, moved = tmp_path / "unbroken", tmp_path / "killed", tmp_path / "moved"
     assert start_digits(unbroken, 40).wait() == 0
 
     process, log = start_digits(killed, 40), killed / "train" / "metrics.jsonl"
@@ -103,6 +103,8 @@ def test_a_digits_run_killed_or_moved_to_two_devices_ends_where_it_would_have(tm
     shutil.rmtree(moved / "model")
     assert start_digits(moved, 40, devices=2).wait() == 0
 
-    expected, same, close = (dj.load_denoiser(one / "model").params for one in (unbroken, killed, moved))
+    expected = dj.load_denoiser(unbroken / "model").params
+    same = dj.load_denoiser(killed / "model").params
+    close = dj.load_denoiser(moved / "model").params
     jax.tree.map(np.testing.assert_array_equal, same, expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), close, expected)

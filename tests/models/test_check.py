@@ -41,10 +41,10 @@ def test_a_dead_model_has_error_one_and_labels_reach_the_model(images, schedule,
         return np.zeros_like(x)
 
     denoiser = dj.Denoiser.from_function(dead, schedule, (4, 4, 3), num_classes=2)
-    found = check.check_model(denoiser, images, tmp_path, labels=[0, 1, 0], num_samples=3, ddim_steps=2)
+    found = check.check_model(denoiser, images, tmp_path, condition=[0, 1, 0], num_samples=3, ddim_steps=2)
     np.testing.assert_allclose(found.errors, found.errors[0])
     assert not found.check.passed
     assert 0.5 < found.errors[0] < 1.6  # mean square of 144 standard normals
     assert [list(label) for label in (seen[0], seen[-1])] == [[0, 1, 0], [0, 1, 0]]
     with pytest.raises(ValueError, match="num_samples"):
-        check.check_model(denoiser, images, tmp_path, labels=[0, 1, 0], num_samples=0)
+        check.check_model(denoiser, images, tmp_path, condition=[0, 1, 0], num_samples=0)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dime_jax import score_table
+from dime_jax.scoring import score_table
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "audit_function.md"
 

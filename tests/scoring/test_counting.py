@@ -5,9 +5,10 @@ import pytest
 from tiny_model import FEW, SCHEDULE, function, images, network, quiet, source
 
 import dime_jax as dj
-from dime_jax import attacks, planning, score_table, scoring
-from dime_jax.query_ledger import Budget, BudgetExceeded, queries_made
-from dime_jax.score_table import NOT_FINITE, UNREADABLE
+from dime_jax import attacks, scoring
+from dime_jax.scoring import planning, score_table
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, queries_made
+from dime_jax.scoring.score_table import NOT_FINITE, UNREADABLE
 
 PLAN = planning.make_plan(FEW, SCHEDULE)
 NO_WAIT = scoring.Retry(attempts=3, first_wait=0.0, longest_wait=0.0)
@@ -56,7 +57,7 @@ def test_padding_costs_nothing_on_a_network_either(tmp_path):
 
 def test_every_retry_is_counted(tmp_path, capsys):
     model = Counting(failing=(2, 3, 11))
-    options = scoring.Options(micro_batch=4, retry=NO_WAIT)
+    options = scoring.ScoringOptions(micro_batch=4, retry=NO_WAIT)
     table = scoring.score(function(model), source(), FEW, tmp_path, options=options)
     assert model.images == table.queries_made == 21 * PLAN.queries_per_image + 3 * 4
     assert capsys.readouterr().err.count("the model failed: ConnectionError('busy')") == 3
@@ -118,7 +119,7 @@ class TestBudget:
     )
     def test_options_that_mean_nothing_are_refused(self, options, message):
         with pytest.raises(ValueError, match=message):
-            scoring.Options(**options)
+            scoring.ScoringOptions(**options)
 
     def test_retries_cannot_exceed_it(self, tmp_path):
         model = Counting(failing=(1,))

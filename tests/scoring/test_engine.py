@@ -7,8 +7,9 @@ import pytest
 from tiny_model import FEW, GRID, SCHEDULE, SHAPE, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
-from dime_jax import attacks, draws, planning, scoring
-from dime_jax.attacks import calls, registry
+from dime_jax import attacks, draws, scoring
+from dime_jax.attacks import dime, registry
+from dime_jax.scoring import asking, planning, score_table
 
 
 def direct(job, model, x, ids):
@@ -105,7 +106,7 @@ def test_draws_are_bitwise_the_same_on_any_devices(tmp_path):
 
 def test_kinds_of_call_with_equal_parameters_do_not_share_a_program():
     """A probe and its mirror differ by their class alone."""
-    programs = {scoring._program(unconditional, kind, None) for kind in (calls.Probe, calls.Mirror)}
+    programs = {asking.program(unconditional, kind, None) for kind in (dime.Probe, dime.Mirror)}
     assert len(programs) == 2
 
 
@@ -153,6 +154,72 @@ def test_an_attack_without_recipe_runs_whole(tmp_path, monkeypatch):
     expected = mine.run(model.eps_fn(), SCHEDULE, jnp.asarray(floats(images)), z, {"t": 9})
     np.testing.assert_allclose(table.terms(jobs[-1]), expected, rtol=1e-5)
     assert table.queries_made == 21 * 4
+
+
+class TestWholeAttacksThatMayBeCompiled:
+    @staticmethod
+    def attack(monkeypatch, run, queries=lambda setting: int(setting["q"])):
+        monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+        grids = {"quick": attacks.grid(t=[9, 70, 120], gamma=[0.1, 0.2])}
+        mine = attacks.Attack("mine", "Mine", "me", run, queries, grids, tiers=(1, 2), traceable=True)
+        return attacks.register_attack(mine)
+
+    def test_one_program_for_each_tier_serves_the_grid(self, tmp_path, monkeypatch):
+        traces = []
+
+        def run(eps_fn, schedule, x, z, setting):
+            traces.append(setting)
+            x = schedule.scaled(x, setting["t"])
+            noisy = [x + setting["gamma"] * z.gaussian(k, x) for k in range(setting["q"])]
+            return sum(attacks.norm(eps_fn(one, setting["t"])) for one in noisy)[None]
+
+        mine = self.attack(monkeypatch, run)
+        model, images, jobs = network(), source(), planning.grid_jobs(["mine"], "quick")
+        table = scoring.score(model, images, jobs, tmp_path, options=quiet(micro_batch=2))
+        assert len(jobs) == 12
+        assert [setting["q"] for setting in traces] == [1, 2]
+        assert table.queries_made == model.queries.count == 21 * 6 * (1 + 2)
+        z = draws.Draws(jax.random.key(0), draws.id_numbers(images.ids))
+        for job in jobs:
+            expected = mine.run(model.eps_fn(), SCHEDULE, jnp.asarray(floats(images)), z, job.setting)
+            np.testing.assert_allclose(table.terms(job), expected, rtol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("run", "message"),
+        [
+            (lambda e, s, x, z, c: e(x, int(c["t"]))[None], "attack 'mine' says that it is traceable, and cannot be "),
+            (
+                lambda e, s, x, z, c: attacks.norm(e(x, 1) + e(x, 2))[None],
+                "expected mine to ask 1 times per image, as ",
+            ),
+        ],
+    )
+    def test_what_does_not_hold_is_said_in_one_line(self, tmp_path, monkeypatch, run, message):
+        jobs = [planning.Job(self.attack(monkeypatch, run), {"t": 9, "gamma": 0.1, "q": 1})]
+        with pytest.raises(ValueError, match=message) as error:
+            scoring.score(network(), source(), jobs, tmp_path, options=quiet(micro_batch=8))
+        assert "\n" not in str(error.value)
+
+
+def test_terms_of_foreign_attacks_are_kept(tmp_path, monkeypatch):
+    """The table gives them to a reader that does not know the attack, to the bit, and notices damage to them."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    two = attacks.Attack("two", "", "", recipe=attacks.get_attack("dime").recipe, signs=(1, -1))
+    job = planning.Job(attacks.register_attack(two), {"t": 70, "gamma": 0.1, "q": 2})
+    table = scoring.score(network(), source(), [job], tmp_path, options=quiet(micro_batch=8))
+    known = planning.Job(attacks.get_attack("dime"), job.setting)
+    del registry._REGISTRY["two"]
+    stranger = planning.Job(attacks.describe_attack("two"), job.setting)
+    assert list(table.kept) == ['["two", [["gamma", 0.1], ["q", 2], ["t", 70]]]']
+    np.testing.assert_array_equal(table.terms(stranger), table.terms(known))
+    with pytest.raises(ValueError, match="attack 'two' is not known here"):
+        table.terms(stranger._replace(setting={"t": 9}))
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    scoring.score(network(), source(), [known], tmp_path, options=quiet(micro_batch=8))
+    assert (tmp_path / "manifest.json").read_bytes() == manifest
+    (tmp_path / "terms.npz").write_bytes(b"other")
+    with pytest.raises(ValueError, match=r"terms\.npz is damaged"):
+        score_table.read_table(tmp_path)
 
 
 def test_a_plain_function_is_asked_the_same(tmp_path):

@@ -8,12 +8,13 @@ import pytest
 from tiny_model import SHAPE, function, quiet
 
 import dime_jax as dj
-from dime_jax import attacks, calibration, draws, pipeline, planning, score_table
+from dime_jax import _records, attacks, calibration, digests, draws, pipeline
+from dime_jax.scoring import planning, score_table
 
 SEED = 3
 JOBS = [
     *planning.grid_jobs(["loss", "sima_l4"], "quick"),
-    *planning.grid_jobs(["dime", "dime_theory"], "quick", [1], settings=[{"t": 70}]),
+    *planning.grid_jobs(["dime", "dime_theory"], "quick", [2], settings=[{"t": 70}]),
 ]
 
 
@@ -66,10 +67,10 @@ def test_it_is_the_protocol(results, source, halves):
             frozen, pair(planning.Job(jobs[0].attack, frozen.setting), halves.test), seed=SEED
         )
         assert name != "sima_l4" or frozen.setting["t"] == 120
-        (row,) = [row for row in results["results"] if row["attack"] == name]
-        assert {k: row["setting"][k] for k in frozen.setting} == frozen.setting
-        assert row["auc"]["value"] == pytest.approx(outcome.metrics.auc.value, abs=1e-6)
-        assert row["at_threshold"]["tau"] == pytest.approx(frozen.tau, rel=1e-4)
+        (row,) = [row for row in results.results if row.attack == name]
+        assert {k: row.setting[k] for k in frozen.setting} == frozen.setting
+        assert row.auc.value == pytest.approx(outcome.metrics.auc.value, abs=1e-6)
+        assert row.at_threshold.tau == pytest.approx(frozen.tau, rel=1e-4)
 
 
 def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
@@ -79,10 +80,8 @@ def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results)
     jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
     calibration_queries = planning.make_plan(JOBS + witness, table.schedule).queries_per_image * 40
-    assert (
-        results["queries_made"] == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
-    )
-    assert {(row["attack"], row["queries_per_image"]) for row in results["results"]} == {
+    assert results.queries_made == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    assert {(row.attack, row.queries_per_image) for row in results.results} == {
         ("loss", 1),
         ("sima_l4", 1),
         ("dime", 2),
@@ -96,7 +95,8 @@ def test_stages_repeat_without_a_model(directory, results):
     (directory / "calibration.json").unlink()
     pipeline.calibrate_run(directory)
     assert (directory / "calibration.json").read_bytes() == before
-    assert pipeline.evaluate_run(directory) == results == json.loads((directory / "results.json").read_text())
+    assert pipeline.evaluate_run(directory) == results
+    assert _records.plain(results) == json.loads((directory / "results.json").read_text())
 
 
 def test_test_labels_choose_nothing(directory, results, source, halves, tmp_path):
@@ -114,9 +114,10 @@ def test_test_labels_choose_nothing(directory, results, source, halves, tmp_path
     assert pipeline.read_calibrations(tmp_path) == pipeline.read_calibrations(directory)
 
 
-def test_a_frozen_threshold_survives_json(directory, results):
-    frozen = pipeline.read_calibrations(directory)[0]._replace(tau=-np.inf)
-    assert pipeline._calibration_from_json(json.loads(json.dumps(pipeline._calibration_to_json(frozen)))) == frozen
+def test_a_frozen_threshold_survives_json(directory, results, tmp_path):
+    frozen = [one._replace(tau=-np.inf) for one in pipeline.read_calibrations(directory)]
+    digests.write(tmp_path / "calibration.json", {"calibrations": [one.to_json() for one in frozen]}, [])
+    assert pipeline.read_calibrations(tmp_path) == frozen
 
 
 @pytest.mark.parametrize(
@@ -159,4 +160,4 @@ def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
 
     jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
     results = pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
-    assert results["warnings"] == ["1 of 200 test images were left out: unreadable or no finite answer"]
+    assert results.warnings == ("1 of 200 test images were left out: unreadable or no finite answer",)

@@ -5,8 +5,9 @@ import random
 import pytest
 from tiny_model import SCHEDULE
 
-from dime_jax import attacks, planning
+from dime_jax import attacks
 from dime_jax.attacks import registry
+from dime_jax.scoring import planning
 
 BASELINES = ["loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector"]
 
@@ -80,7 +81,7 @@ def test_an_attack_without_recipe_is_a_call_of_its_own(monkeypatch):
 
 
 def test_the_cost_in_one_line():
-    assert plan(["dime"], "quick", [1, 10]).describe(200) == (
+    assert plan(["dime"], "quick", [2, 11]).describe(200) == (
         "12 attack settings, 63 queries per image x 200 images = 12,600 queries; "
         "one by one they would take 15,600 (0.81x)"
     )
@@ -109,7 +110,54 @@ def test_no_jobs_are_refused():
         planning.make_plan([], SCHEDULE)
 
 
-def test_tiers_that_no_attack_has_are_refused():
-    with pytest.raises(ValueError, match=r"expected a query tier among 1, 10, 30, got 20"):
-        planning.grid_jobs(["dime", "loss"], "quick", [20])
-    assert {job.attack.name for job in planning.grid_jobs(["loss"], "quick", [20])} == {"loss"}
+def costs(*args, **kwargs):
+    found = {}
+    for job in planning.grid_jobs(*args, **kwargs):
+        found.setdefault(job.attack.name, set()).add(job.queries)
+    return {name: sorted(queries) for name, queries in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("budgets", "dime", "central", "level", "monte_carlo"),
+    [
+        (None, [2, 11, 31], [2, 10, 30], [1, 10, 30], [10, 30]),
+        ([2], [2], [2], [1], None),
+        ([1], None, None, [1], None),
+        ([10], [2], [10], [10], [10]),
+        ([11], [11], [10], [10], [10]),
+        ([1, 10], [2], [10], [1, 10], [10]),
+        ([2, 11], [2, 11], [2, 10], [1, 10], [10]),
+        ([3, 2, 11, 30], [2, 11], [2, 10, 30], [1, 10, 30], [10, 30]),
+        ([1000], [31], [30], [30], [30]),
+    ],
+)
+def test_a_budget_takes_the_largest_tier_that_costs_no_more(budgets, dime, central, level, monte_carlo):
+    expected = {"dime": dime, "dime_central": central, "level_only": level, "sima_mc_norms": monte_carlo}
+    assert costs(list(expected), "quick", budgets) == {name: found for name, found in expected.items() if found}
+
+
+def test_attacks_of_fixed_cost_are_bounded_only_where_asked_for():
+    assert costs(["secmi", "loss", "dime"], "quick", [5]) == {"secmi": [4, 8, 13], "loss": [1], "dime": [2]}
+    assert costs(["secmi", "loss", "dime"], "quick", [5], most=5) == {"secmi": [4], "loss": [1], "dime": [2]}
+    assert costs(["secmi", "loss", "dime"], "quick", [1], most=1) == {"loss": [1]}
+
+
+def test_what_is_left_out_is_said():
+    assert planning.left_out(["loss", "secmi", "dime"], "quick", [13], most=13) == []
+    assert planning.left_out(["loss", "secmi", "dime", "pia_l2"], "quick", [5], most=5) == [
+        "secmi is asked at 1 of its 3 settings: the others cost more queries"
+    ]
+    assert planning.left_out(["loss", "secmi", "dime", "pia_l2"], "quick", [1], most=1) == [
+        "secmi is left out: it costs at least 4 queries per image",
+        "dime is left out: it costs at least 2 queries per image",
+        "pia_l2 is left out: it costs at least 2 queries per image",
+    ]
+    assert planning.left_out(None, "quick", [2, 11]) == []  # the default audit
+
+
+def test_a_budget_that_leaves_nothing_is_refused():
+    message = r"expected at least 2 queries per image, the cost of the cheapest attack asked for \(dime\), got 1"
+    with pytest.raises(ValueError, match=message):
+        planning.grid_jobs(["dime", "secmi"], "quick", [1], most=1)
+    with pytest.raises(ValueError, match=message):
+        planning.grid_jobs(["dime"], "quick", [1])

@@ -19,8 +19,9 @@ import pytest
 from tiny_model import FEW, SCHEDULE, TWO, function, network, quiet, source
 
 import dime_jax as dj
-from dime_jax import attacks, planning, score_table, scoring
-from dime_jax.query_ledger import queries_made
+from dime_jax import _files, attacks, scoring
+from dime_jax.scoring import planning, score_table
+from dime_jax.scoring.query_ledger import queries_made
 
 SCRIPT = pathlib.Path(__file__).with_name("killed_run.py")
 PLAN = planning.make_plan(TWO, SCHEDULE)
@@ -207,7 +208,10 @@ class TestOtherCircumstances:
             self.score(half_done)
 
     def test_two_runs_are_kept_apart(self, half_done):
-        with score_table.locked(half_done), pytest.raises(ValueError, match="another run is writing the score table"):
+        with (
+            _files.locked(half_done, "score table"),
+            pytest.raises(ValueError, match="another run is writing the score table"),
+        ):
             self.score(half_done)
         self.score(half_done)
 

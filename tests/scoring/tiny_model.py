@@ -4,17 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import planning, scoring
+from dime_jax import scoring
+from dime_jax.scoring import planning
 
 SHAPE = (4, 4, 1)
 SCHEDULE = dj.linear_schedule()
 GRID = [
     *planning.grid_jobs(["loss", "pia_l2", "pian", "secmi", "sima_l4"], "quick"),
-    *planning.grid_jobs(["sima_mc_norms", "sima_mc_vector", "dime", "dime_central", "level_only"], "quick", [1, 5, 10]),
+    *planning.grid_jobs(["sima_mc_norms", "sima_mc_vector", "dime", "dime_central", "level_only"], "quick", [2, 11]),
 ]
 FEW = [
     *planning.grid_jobs(["loss", "pia_l4", "sima_l4"], "quick", settings=[{"t": 70}]),
-    *planning.grid_jobs(["dime"], "quick", [1], settings=[{"t": 70, "gamma": 0.1}, {"t": 120, "gamma": 0.1}]),
+    *planning.grid_jobs(["dime"], "quick", [2], settings=[{"t": 70, "gamma": 0.1}, {"t": 120, "gamma": 0.1}]),
 ]
 TWO = [job for job in FEW if job.attack.name in ("loss", "dime")]
 
@@ -53,4 +54,4 @@ def function(eps=None, name="mine"):
 
 
 def quiet(**options):
-    return scoring.Options(silent=True, **options)
+    return scoring.ScoringOptions(silent=True, **options)

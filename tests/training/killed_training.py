@@ -13,7 +13,7 @@ from dime_jax import training
 def main(workdir, steps, largest_file=None):
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest_file), int(largest_file)))
-    options = training.Options(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
+    options = training.TrainingOptions(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
     spec, recipe = tiny.spec(dropout=0.1), tiny.recipe(steps=int(steps))
     training.train(workdir, spec, tiny.source(), np.arange(6), recipe, options=options)
 

@@ -204,7 +204,7 @@ COUNT = 10
 
 
 def train(workdir, steps=8, privacy=PRIVACY, devices=1):
-    options = training.Options(log_every=2, save_every=2, silent=True, devices=jax.devices()[:devices])
+    options = training.TrainingOptions(log_every=2, save_every=2, silent=True, devices=jax.devices()[:devices])
     recipe, members = tiny.recipe(steps=steps, batch_size=4), np.arange(COUNT)
     return dp.train_privately(workdir, tiny.spec(), tiny.source(), members, recipe, privacy, options=options)
 

@@ -19,8 +19,10 @@ def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule):
     spec = tiny.spec(
         (2, 2, 1), stem_channels=16, level_channels=(16,), time_features=16, time_channels=64, norm_groups=1
     )
-    recipe = training.Recipe(steps=500, batch_size=256, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True)
-    options = training.Options(silent=True, devices=jax.devices()[:1])
+    recipe = training.TrainingRecipe(
+        steps=500, batch_size=256, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True
+    )
+    options = training.TrainingOptions(silent=True, devices=jax.devices()[:1])
     model = dj.load_denoiser(training.train(tmp_path, spec, data.from_images(IMAGE), [0], recipe, options=options))
     points = np.concatenate([IMAGE, IMAGE[:, :, ::-1]])
     ideal = dj.IdealDenoiser(points, schedule)

@@ -36,14 +36,14 @@ def test_batches_hold_the_drawn_members():
     expected = tiny.images(10)[[5, 7, 0, 2]] / np.float32(127.5) - np.float32(1)
     expected[2] = 0
     np.testing.assert_array_equal(examples.images, expected)
-    assert examples.labels is None
+    assert examples.condition is None
 
 
 def test_labels_come_with_class_conditional_networks():
     labels = np.arange(10, dtype=np.int32) % 3
     spec = tiny.spec(num_classes=3)
     examples = next(inputs.read_examples(draws([4, 1]), tiny.source(10, labels=labels), np.arange(10), spec))
-    np.testing.assert_array_equal(examples.labels, [1, 1])
+    np.testing.assert_array_equal(examples.condition, [1, 1])
     with pytest.raises(ValueError, match="expected labels in arrays"):
         inputs.read_examples(draws([0]), tiny.source(10), np.arange(10), spec)
 

@@ -46,7 +46,7 @@ def failure(process):
 
 def train(workdir, devices=1, **options):
     steps = options.pop("steps", STEPS)
-    options = training.Options(
+    options = training.TrainingOptions(
         **{"log_every": 5, "save_every": 5, "silent": True, "devices": jax.devices()[:devices], **options}
     )
     return training.train(workdir, SPEC, tiny.source(), np.arange(6), tiny.recipe(steps=steps), options=options)
@@ -129,7 +129,7 @@ def test_a_finished_run_is_left_alone(unbroken):
 
 def test_what_does_not_belong_to_the_run_is_refused(unbroken):
     source, members, recipe = tiny.source(), np.arange(6), tiny.recipe(steps=STEPS)
-    options = training.Options(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
+    options = training.TrainingOptions(log_every=5, save_every=5, silent=True, devices=jax.devices()[:1])
 
     def refused(match, spec=SPEC, source=source, members=members, recipe=recipe):
         with pytest.raises(ValueError, match=match) as error:
@@ -210,4 +210,4 @@ def test_recipes_check_themselves(fields, match):
 
 def test_options_check_themselves():
     with pytest.raises(ValueError, match="expected save_every=15 to be a multiple of log_every=10"):
-        training.Options(log_every=10, save_every=15)
+        training.TrainingOptions(log_every=10, save_every=15)

@@ -27,7 +27,7 @@ def split(source):
 def test_it_is_what_the_config_describes(source, split):
     config, contents = digits.get_config(), checkpoints.read_spec_file(DIRECTORY)
     assert contents["spec"] == train.model_spec(config).to_json()
-    recipe = training.Recipe(**config.train.recipe)
+    recipe = training.TrainingRecipe(**config.train.recipe)
     assert contents["metadata"]["recipe"] == recipe.identity()
     assert contents["metadata"]["steps"] == recipe.steps
     expected = data.random_split(source, 898, 0)

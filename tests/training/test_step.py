@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from dime_jax._distributed import data_mesh, replicated
 from dime_jax.training import inputs, keys, method, step
 
 RECIPE = tiny.recipe(learning_rate=0.01, warmup_steps=3, ema_decay=0.75, clip_norm=0.5)
@@ -18,11 +19,11 @@ def pulling_to_zero(losses, params, noised, key):
 
 def test_updates_are_clipped_adam_with_warm_up_and_averaging():
     plan = method.shuffled_method(RECIPE, 10)._replace(gradient=pulling_to_zero)
-    mesh = inputs.data_mesh(jax.devices()[:1])
+    mesh = data_mesh(jax.devices()[:1])
     state = step.initial_state(tiny.spec(), RECIPE, plan.optimizer)
     params = ema = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state.params)]
     first, second = ([np.zeros_like(leaf) for leaf in params] for _ in range(2))
-    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    state = jax.device_put(state, replicated(mesh))
     update = step.make_step(tiny.spec(), RECIPE, plan, mesh)
     examples = inputs.Examples(np.zeros((4, 4, 4, 1), np.float32), None, np.ones(4, bool))
     for number in range(1, 6):

@@ -31,4 +31,4 @@ def source(count=10, shape=(4, 4, 1), **columns):
 
 def recipe(**fields):
     defaults = {"steps": 8, "batch_size": 4, "learning_rate": 1e-3, "warmup_steps": 4, "ema_decay": 0.9}
-    return training.Recipe(**{**defaults, **fields})
+    return training.TrainingRecipe(**{**defaults, **fields})

@@ -1,0 +1,363 @@
+"""LoRA files, merged into the weights they were trained for: W + scale * (alpha / rank) * up @ down.
+
+Spellings, for a layer M of the U-Net or the text encoder:
+
+    kohya                lora_unet_M / lora_te_M, dots as underscores, .lora_down.weight, .lora_up.weight, .alpha
+    peft                 unet.M / text_encoder.M / base_model.model.M, .lora_A.weight, .lora_B.weight
+    diffusers (older)    unet.M.lora.down.weight, text_encoder.M.lora_linear_layer.down.weight
+    diffusers (oldest)   [unet.]….processor.to_q_lora.down.weight, text_encoder….self_attn.to_q_lora.down.weight
+
+peft's alpha is in adapter_config.json beside the file, or in the file's own metadata; without either, alpha = rank.
+Every tensor is used exactly once, or the file is refused with the name of the first that is not.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from checkpoints_convert import weights_file
+from checkpoints_convert.json_file import read_json, unique
+from checkpoints_convert.mapping import StateDict
+from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from checkpoints_convert.weights_file import about
+from dime_jax._typing import JsonObject
+from dime_jax.models.spec import check_number
+
+UNET, TEXT = "unet", "text_encoder"
+PARTS = (UNET, TEXT)
+
+_MAX_METADATA_BYTES = 2**20
+
+# Patterns in the names of other methods' tensors, and why their numbers cannot be merged in this way.
+_OTHER_METHODS = {
+    "lora_magnitude_vector": "DoRA (it rescales the merged weights)",
+    "dora_scale": "DoRA (it rescales the merged weights)",
+    "hada_w": "LoHa (its update is a product of two low-rank matrices)",
+    "lokr_w": "LoKr (its update is a Kronecker product)",
+    "lora_mid": "LoCon in Tucker form (its update has a third factor)",
+    "oft_": "OFT (its update is a rotation)",
+    "boft_": "BOFT (its update is a rotation)",
+    "ia3_": "IA3 (it rescales activations)",
+    r"\.diff(_b)?$": "full differences of weights, not low-rank ones",
+    "lora_embedding_": "a LoRA of the token embedding",
+    "lora_te2_": "a LoRA of SDXL's second text encoder",
+    r"^text_encoder_2\.": "a LoRA of SDXL's second text encoder",
+    r"^transformer\.": "a LoRA of a diffusion transformer",
+}
+_SUFFIXES = re.compile(
+    r"(?P<module>.+?)(?:"
+    r"\.(?P<kohya>lora_(?:down|up))\.weight"
+    r"|\.(?P<peft>lora_[AB])(?:\.default)?\.weight"
+    r"|(?:\.lora|\.lora_linear_layer|_lora)\.(?P<older>down|up)\.weight"
+    r"|\.(?P<alpha>alpha))"
+)
+_IS_DOWN = {"lora_down": True, "lora_up": False, "lora_A": True, "lora_B": False, "down": True, "up": False}
+_KOHYA_PARTS = {"lora_unet_": UNET, "lora_te_": TEXT, "lora_te1_": TEXT}
+_DOTTED_PARTS = {"unet.": UNET, "text_encoder.": TEXT}
+_TEXT_PREFIX = "text_model."
+# The oldest names of a text encoder's layers.
+_OLD_TEXT = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
+
+# Keys of adapter_config.json that change the update, with the only values that mean what is computed here.
+_CONFIG_FIXED: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "megatron_config": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """A LoRA file to merge.
+
+    Attributes:
+      file: safetensors or PyTorch; a folder stands for the one file of either kind in it.
+      scale: times its update; 1 is what it was trained at.
+    """
+
+    file: str | os.PathLike[str]
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(self.scale, -100, 100, "LoRA scale")
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the file, its settings and the scale: changes with anything that changes the merged weights."""
+        file = find_file(Path(self.file))
+        config = file.parent / "adapter_config.json"
+        contents = [hashlib.sha256(part.read_bytes()).hexdigest() for part in (file, config) if part.is_file()]
+        return hashlib.sha256(json.dumps([contents, float(self.scale)]).encode()).hexdigest()
+
+
+class Update(NamedTuple):
+    """The low-rank update of one weight.
+
+    Attributes:
+      key: of its first tensor in the file, for errors.
+      part: "unet" or "text_encoder".
+      module: name of the layer, with dots, or with underscores for them (kohya).
+      down: [rank, in] or [rank, in, height, width].
+      up: [out, rank] or [out, rank, 1, 1].
+      factor: alpha / rank (alpha / √rank for rank-stabilised ones), times the user's scale.
+    """
+
+    key: str
+    part: str
+    module: str
+    down: np.ndarray
+    up: np.ndarray
+    factor: float
+
+
+def find_file(path: Path) -> Path:
+    """The LoRA file at a path: itself, or the only weights file in a folder."""
+    if path.is_file():
+        return path
+    files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files[:5]) or "none"
+        raise CheckpointError(f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}")
+    return files[0]
+
+
+def read_updates(lora: Lora) -> list[Update]:
+    """The updates in a file.
+
+    Raises:
+      ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
+    """
+    file = find_file(Path(lora.file))
+    contents = weights_file.read(file)
+    with about(file):
+        state = _flat(contents)
+        _refuse_other_methods(state)
+        config = _adapter_config(file)
+        return [_update(group, config, lora.scale) for group in _groups(state)]
+
+
+def _flat(contents: object) -> StateDict:
+    if not weights_file.is_state_dict(contents):
+        raise ValueError("expected a LoRA file: tensors by name")
+    for name, tensor in contents.items():
+        if not jax.dtypes.issubdtype(tensor.dtype, np.floating):
+            raise ValueError(f"expected {shorten(name)} to hold floating-point numbers, got {tensor.dtype}")
+    return contents
+
+
+def _refuse_other_methods(state: StateDict) -> None:
+    for name in state:
+        for mark, method in _OTHER_METHODS.items():
+            if re.search(mark, name):
+                raise ValueError(f"not supported, because it holds {shorten(name)}: this is {method}")
+
+
+class _Group(NamedTuple):
+    """The tensors of one layer in a file."""
+
+    key: str
+    part: str
+    module: str
+    down: np.ndarray
+    up: np.ndarray
+    alpha: np.ndarray | None
+
+
+def _groups(state: StateDict) -> Iterator[_Group]:
+    tensors: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
+    for name, tensor in state.items():
+        match = _SUFFIXES.fullmatch(name)
+        if match is None:
+            raise ValueError(f"unknown LoRA tensor {shorten(name)}")
+        layer = _layer(match)
+        ending = match["kohya"] or match["peft"] or match["older"]
+        role = "alpha" if match["alpha"] else "down" if _IS_DOWN[ending] else "up"
+        if tensors.setdefault(layer, {}).setdefault(role, (name, tensor))[0] != name:
+            raise ValueError(f"expected one tensor for each factor of a layer, got {shorten(name)} twice")
+    for (part, module), roles in tensors.items():
+        first = next(iter(roles.values()))[0]
+        missing = {"down", "up"} - roles.keys()
+        if missing:
+            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(first)} alone")
+        alpha = roles["alpha"][1] if "alpha" in roles else None
+        yield _Group(first, part, module, roles["down"][1], roles["up"][1], alpha)
+
+
+def _layer(match: re.Match[str]) -> tuple[str, str]:
+    """Part and name of the layer that a tensor belongs to."""
+    module = match["module"]
+    for prefix, part in _KOHYA_PARTS.items():
+        if module.startswith(prefix):
+            return part, module.removeprefix(prefix)
+    module = module.removeprefix("base_model.model.")
+    # A part of the pipeline comes first, or (peft's own files, and diffusers' oldest) nothing does.
+    named = next((part for prefix, part in _DOTTED_PARTS.items() if module.startswith(prefix)), None)
+    module = module.removeprefix(f"{named}.") if named else module
+    is_text = named == TEXT or (named is None and module.startswith((_TEXT_PREFIX, "encoder.layers.")))
+    if match["older"]:
+        module = _newer_name(module, is_text)
+    return (TEXT if is_text else UNET), module
+
+
+def _newer_name(module: str, is_text: bool) -> str:
+    """Today's name of a layer in diffusers' older files."""
+    module = module.replace(".processor.", ".")
+    stem, _, last = module.rpartition(".")
+    if is_text:
+        return f"{stem}.{_OLD_TEXT.get(last, last)}"
+    return f"{module}.0" if last == "to_out" else module
+
+
+def _update(group: _Group, config: "_Config", scale: float) -> Update:
+    rank = group.down.shape[0] if group.down.ndim else 0
+    fits = group.down.ndim in (2, 4) and group.up.ndim in (2, 4) and rank > 0 and group.up.shape[1] == rank
+    if not fits or (group.up.ndim == 4 and group.up.shape[2:] != (1, 1)):
+        shapes = f"{list(group.up.shape)} and {list(group.down.shape)}"
+        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(group.key)}, got {shapes}")
+    alpha = _alpha(group) if group.alpha is not None else config.alpha(group.part, group.module, rank)
+    factor = alpha / (math.sqrt(rank) if config.rank_stabilised(group.part) else rank)
+    return Update(group.key, group.part, group.module, group.down, group.up, scale * factor)
+
+
+def _alpha(group: _Group) -> float:
+    alpha = np.asarray(group.alpha)
+    if alpha.size != 1 or not np.isfinite(float(alpha.reshape(()))):
+        raise ValueError(f"expected alpha at {shorten(group.key)} to be one finite number")
+    return float(alpha.reshape(()))
+
+
+class _Config(NamedTuple):
+    """peft's settings by part."""
+
+    parts: Mapping[str, JsonObject]
+
+    def alpha(self, part: str, module: str, rank: int) -> float:
+        """The alpha of a layer; its rank, if nothing says."""
+        config = self.parts.get(part, {})
+        for pattern, alpha in (config.get("alpha_pattern") or {}).items():
+            if module == pattern or module.endswith(f".{pattern}"):
+                return float(alpha)
+        return float(config.get("lora_alpha", rank))
+
+    def rank_stabilised(self, part: str) -> bool:
+        """Whether the update is divided by √rank instead of rank."""
+        return bool(self.parts.get(part, {}).get("use_rslora"))
+
+
+def _adapter_config(file: Path) -> _Config:
+    beside = file.parent / "adapter_config.json"
+    stored = _stored_config(file)
+    if stored is not None:
+        parts = {part: _part_config(stored, part) for part in PARTS}
+    elif beside.is_file():
+        parts = dict.fromkeys(PARTS, read_json(beside))
+    else:
+        return _Config({})
+    for config in parts.values():
+        _check_config(config)
+    return _Config(parts)
+
+
+def _stored_config(file: Path) -> JsonObject | None:
+    """The settings that diffusers keeps in a safetensors file's metadata, as one JSON text."""
+    with file.open("rb") as stream:
+        start = stream.read(9)
+        if start[8:] != b"{":
+            return None
+        stream.seek(8)
+        header = json.loads(stream.read(int.from_bytes(start[:8], "little")), object_pairs_hook=unique)
+    text = header.get("__metadata__", {}).get("lora_adapter_metadata")
+    if text is None:
+        return None
+    try:
+        config = json.loads(text, object_pairs_hook=unique) if len(text) <= _MAX_METADATA_BYTES else None
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ValueError("expected lora_adapter_metadata to be a small JSON object")
+    return config
+
+
+def _part_config(stored: JsonObject, part: str) -> JsonObject:
+    prefix = f"{part}."
+    return {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
+
+
+def _check_config(config: JsonObject) -> None:
+    for key, values in _CONFIG_FIXED.items():
+        if config.get(key, values[0]) not in values:
+            raise ValueError(f"adapter_config.json: cannot honour {key}={str(config[key])[:60]}")
+    alphas = config.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict):
+        raise ValueError("adapter_config.json: expected alpha_pattern to be a JSON object")
+    for pattern in alphas:
+        if not re.fullmatch(r"[\w.]+", pattern):
+            raise ValueError(f"adapter_config.json: cannot honour the pattern {shorten(pattern)}: expected a name")
+    for alpha in (*alphas.values(), *([config["lora_alpha"]] if "lora_alpha" in config else [])):
+        check_number(alpha, -1e6, 1e6, "lora_alpha")
+
+
+def merge(state: StateDict, updates: list[Update], part: str) -> StateDict:
+    """The tensors of one part with the updates of that part added, those that change in float32.
+
+    Args:
+      state: tensors by the names of diffusers or transformers (with or without `text_model.`).
+      updates: from `read_updates`; those of other parts are left out.
+      part: "unet" or "text_encoder".
+
+    Raises:
+      ValueError: naming the first update that has no weight here, or the wrong shape for it.
+    """
+    names = _weight_names(state, part)
+    merged = dict(state)
+    for update in updates:
+        if update.part != part:
+            continue
+        name = names.get(update.module.removeprefix(_TEXT_PREFIX).removeprefix("text_model_"))
+        if name is None:
+            raise ValueError(f"unknown LoRA tensor {shorten(update.key)}: the {part} has no such layer")
+        merged[name] = _merged(merged[name], update)
+    return merged
+
+
+def _weight_names(state: StateDict, part: str) -> dict[str, str]:
+    """The weight of each layer, by the layer's name with dots and with underscores."""
+    names: dict[str, str] = {}
+    for name in state:
+        module = name.removesuffix(".weight").removeprefix(_TEXT_PREFIX if part == TEXT else "")
+        if not name.endswith(".weight"):
+            continue
+        for spelling in {module, module.replace(".", "_")}:
+            if names.setdefault(spelling, name) != name:
+                raise ValueError(f"{part}: the layers {names[spelling]} and {name} have the same name in a LoRA file")
+    return names
+
+
+def _merged(weight: np.ndarray, update: Update) -> np.ndarray:
+    down, up = np.asarray(update.down, np.float32), np.asarray(update.up, np.float32)
+    rank = down.shape[0]
+    shape = (up.shape[0], *down.shape[1:])
+    is_matrix = weight.ndim == 2 and shape[2:] == (1, 1)
+    if shape != weight.shape and not (is_matrix and shape[:2] == weight.shape):
+        raise ValueError(
+            f"expected an update of shape {list(weight.shape)} from {shorten(update.key)}, got {list(shape)}"
+        )
+    delta = (up.reshape(-1, rank) @ down.reshape(rank, -1)).reshape(weight.shape)
+    return np.asarray(weight, np.float32) + np.float32(update.factor) * delta

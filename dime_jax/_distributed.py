@@ -1,0 +1,48 @@
+"""Several processes and devices: steps that all processes take together, and how arrays lie on the devices."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+
+T = TypeVar("T")
+
+
+def together(step: Callable[[], T]) -> T:
+    """Take a step in every process; if it fails in one of them, all stop, and that one says why."""
+    error: Exception | None = None
+    try:
+        result = step()
+    except Exception as caught:
+        error = caught
+    if jax.process_count() > 1 and multihost_utils.process_allgather(np.int32(error is not None)).any() and not error:
+        raise ValueError("another process of this run failed and says why; this one stops with it")
+    if error is not None:
+        raise error
+    return result
+
+
+def on_first_process(step: Callable[[], object]) -> None:
+    """Take a step in the first process while the others wait; if it fails, all stop."""
+    together(step if jax.process_index() == 0 else lambda: None)
+
+
+def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The one mesh: a single axis, along which batches are cut, over the given devices or all of all processes."""
+    devices = jax.devices() if devices is None else devices
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
+
+
+def split_rows(mesh: Mesh) -> NamedSharding:
+    """Arrays cut along their first axis, a part on every device."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy of every array on every device."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,58 @@
+"""Files of a run: written completely or not at all, by one process at a time."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+def write_atomically(path: pathlib.Path, content: bytes) -> None:
+    """Write a file so that it is there completely or not at all, whenever the machine stops."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, f"cannot write: {error.strerror}", str(path)) from None
+    _sync_directory(path.parent)
+
+
+def write_json(path: pathlib.Path, contents: object) -> None:
+    """Write a JSON file that can be made again, completely or not at all."""
+    write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path, what: str) -> Iterator[None]:
+    """Hold the directory's lock; the operating system lets go of it when the process ends, however it ends.
+
+    Args:
+      directory: made if it is not there.
+      what: is in it, for messages, such as "score table".
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = open(directory / "lock", "ab")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write a {what}: {error.strerror}", str(directory)) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run is writing the {what} {directory}; wait for it or stop it") from None
+        yield
+
+
+def _sync_directory(directory: pathlib.Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

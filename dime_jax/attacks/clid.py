@@ -1,0 +1,103 @@
+"""CLiD: how much a caption helps the model to predict the noise, against its parts and none (Zhai et al. 2024)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dime_jax import _validate
+from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, query
+from dime_jax.attacks.rules import TermPair, Weights
+from dime_jax.denoiser import TEXT_CONDITIONS, EpsFn
+from dime_jax.draws import Randomness
+from dime_jax.schedule import NoiseSchedule
+
+_OWN, *_REDUCED = range(len(TEXT_CONDITIONS))
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Told(Call):
+    """ε(√ᾱ x + σ ξ_index, t) under condition number `place` of `TEXT_CONDITIONS`.
+
+    It is a number and not a name, so that all conditions share a program.
+    The noise is the same under every condition: differences between conditions are the captions' alone.
+    """
+
+    t: int
+    index: int
+    place: int
+
+    @property
+    def condition(self) -> str:  # type: ignore[override]
+        """Its name."""
+        return TEXT_CONDITIONS[self.place]
+
+    def check(self, schedule: NoiseSchedule) -> None:
+        """Require t in range."""
+        _validate.check_timestep(self.t, schedule.num_steps)
+
+    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness, given: Any) -> Answer:
+        """Number loss: the mean of (ξ - ε)² over the values of an image."""
+        del given
+        noise = draws.gaussian(self.index, x)
+        eps = query(eps_fn, schedule.noised(x, noise, self.t), self.t)
+        return Answer(None, {"loss": jnp.mean((noise - eps).reshape(len(x), -1) ** 2, axis=1)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """1 - a and a for two standardised terms, a = 0, 0.05, …, 1.
+
+    CLiD scales by median and quartiles; that is another unit for a, and calibration chooses a.
+    """
+
+    standardize: bool = True
+    fitted: bool = False
+
+    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
+        """One pair for each a."""
+        del schedule, setting, terms
+        return [Weights((1 - a, a), {"a": a}) for a in np.linspace(0, 1, 21).round(2).tolist()]
+
+
+def recipe(setting: Setting) -> Recipe:
+    """Two terms: L(own), and L(own) less the mean of L over the reduced captions; L is the mean loss at three t."""
+    t, step = int(setting["t"]), int(setting["step"])
+    times = (t - step, t, t + step)
+    readings = tuple(
+        Reading(Told(time, index, place), "loss") for place in (_OWN, *_REDUCED) for index, time in enumerate(times)
+    )
+
+    def assemble(rows: Any) -> Any:
+        xp = np if isinstance(rows, np.ndarray) else jnp
+        losses = rows.reshape(len(TEXT_CONDITIONS), len(times), -1).mean(axis=1)
+        return xp.stack([losses[_OWN], losses[_OWN] - losses[1:].mean(axis=0)])
+
+    return Recipe(readings, assemble)
+
+
+_CITATION = (
+    "Zhai et al.: Membership inference on text-to-image diffusion models via conditional likelihood discrepancy, 2024"
+)
+# The published timesteps 485, 495 and 505; the paper's profile looks around them.
+_GRIDS = {
+    "paper": [{"t": t, "step": 10} for t in (195, 345, 495, 645)],
+    "quick": [{"t": 495, "step": 10}],
+    "light": [{"t": 495, "step": 10}],
+}
+
+ATTACKS = (
+    Attack(
+        "clid",
+        "CLiD",
+        _CITATION,
+        recipe=recipe,
+        grids=_GRIDS,
+        signs=(1, 1),
+        rule=Mixture(),
+        family="CLiD",
+        conditions=TEXT_CONDITIONS,
+    ),
+)

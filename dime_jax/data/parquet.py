@@ -1,0 +1,307 @@
+"""A source over Parquet files of images and captions, as datasets on the Hugging Face Hub are kept.
+
+A row group is the smallest part of a Parquet file that can be read, so the last few are kept in memory.
+"""
+
+import bisect
+import collections
+import itertools
+import os
+import pathlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dime_jax import _validate
+from dime_jax.data import captions as caption_files
+from dime_jax.data import decoding
+from dime_jax.data.captions import CaptionOptions
+from dime_jax.data.sources import BadImage, Source, check_caption, numbered_ids
+
+if TYPE_CHECKING:  # elsewhere imported where used: it takes half a second, and most sources do without
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_MAX_ROW_GROUP = 2**30  # bytes of its images, unpacked
+_MAX_TEXT = 2**31  # bytes of all captions, unpacked
+_MAX_ROWS = 10**7
+_MAX_NAME = 1000  # characters of an image's path
+_CACHED_BYTES = 2**28
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 64, 2**26
+
+
+def parquet(
+    path: str | os.PathLike[str],
+    images: str = "image",
+    labels: str | None = None,
+    decode: decoding.Decode = "strict",
+    captions: str | None = None,
+    caption_column: str | None = None,
+    missing_captions: str = "error",
+) -> Source:
+    """The images of a Parquet file, or of all .parquet files of a folder in the order of their names.
+
+    An image is its encoded bytes: a binary column, or a struct of {bytes, path}, as Hugging Face's datasets has it. Its
+    id is its path if all have different ones, else its number. An image without bytes is a BadImage when it is read.
+
+    Args:
+      path: the file or folder.
+      images: the images' column.
+      labels: an integer column of class labels; by default "label", if there is one.
+      decode: see `decoding.decode_image`.
+      captions: see `captions.CaptionOptions`, as are the next two.
+      caption_column: the captions' column, of text; by default "text" or "caption".
+      missing_captions: what to do where the caption is null.
+
+    Raises:
+      ValueError: for files that are no Parquet, columns that are missing or of other types, and row groups too large to
+        read.
+    """
+    _validate.check_choice(decode, decoding.DECODES, "decode")
+    files = _Files([_open(file, images) for file in _parquet_files(pathlib.Path(path).expanduser())])
+    names = files.names(images)
+    options = CaptionOptions(captions, caption_column, missing_captions)
+    chosen = caption_files.choose(options, len(files), lambda: files.captions(options, names))
+    cache = _Cache(files, images)
+
+    def read(index: int) -> np.ndarray:
+        encoded = cache.read(index)
+        if encoded is None:
+            raise BadImage("has no bytes in the Parquet file")
+        return decoding.decode_image(encoded, decode)
+
+    return Source(name="parquet", ids=names, read=read, labels=files.labels(labels), **chosen._asdict())
+
+
+def _parquet_files(path: pathlib.Path) -> list[pathlib.Path]:
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
+    return files
+
+
+def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
+    """Open a file and check its columns and sizes by its footer, before any of its data is read."""
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path, memory_map=True)
+        schema = file.schema_arrow
+    # A damaged footer raises nearly anything.
+    except Exception as error:
+        raise ValueError(f"expected {path} to be a Parquet file: {_line(error)}") from None
+    twice = [name for name, count in collections.Counter(schema.names).items() if count > 1]
+    if twice:
+        raise ValueError(f"expected each column once in {path}, got {twice[0]!r} more than once")
+    if images not in schema.names:
+        raise ValueError(f"expected a column {images!r} of images in {path}, got {_listed(schema.names)}")
+    if not _holds_images(schema.field(images).type):
+        kind = _shown(schema.field(images).type)
+        raise ValueError(f"expected {images!r} in {path} to be binary or a struct of bytes and path, got {kind}")
+    for group in range(file.num_row_groups):
+        size = _unpacked(file, group, images)
+        if size > _MAX_ROW_GROUP:
+            raise ValueError(
+                f"expected at most {_MAX_ROW_GROUP} bytes of images in each row group of {path}, got {size}: write it "
+                "with smaller ones, such as row_group_size=100"
+            )
+    return file
+
+
+class _Files:
+    """Parquet files as one table; positions are rows of all of them, row group after row group."""
+
+    def __init__(self, files: Sequence["pq.ParquetFile"]):
+        self.files = files
+        self.groups = [(file, group) for file in files for group in range(file.num_row_groups)]
+        rows = [file.metadata.row_group(group).num_rows for file, group in self.groups]
+        self.starts = [0, *itertools.accumulate(rows)]
+        if len(self) > _MAX_ROWS:
+            raise ValueError(f"expected at most {_MAX_ROWS} rows in the Parquet files, got {len(self)}")
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def names(self, images: str) -> list[str]:
+        """The paths of the images if all have different ones, else numbers."""
+        numbers = numbered_ids("row_", len(self))
+        if not all(_has_path(file.schema_arrow.field(images).type) for file in self.files):
+            return numbers
+        rows = self.rows(f"{images}.path")
+        paths = [_usable_path(row[images]) for row in rows]
+        found = [path for path in paths if path is not None]
+        return found if len(set(found)) == len(self) else numbers
+
+    def labels(self, given: str | None) -> np.ndarray | None:
+        """The class labels, if there are any."""
+        name = given or "label"
+        kinds = [file.schema_arrow.field(name).type for file in self.files if name in file.schema_arrow.names]
+        if len(kinds) == len(self.files) and all(map(_is_integer, kinds)):
+            values = [row[name] for row in self.rows(name)]
+            if all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
+                return np.array(values, np.int32)
+        if given is not None:
+            raise ValueError(f"expected a column {given!r} of labels, integers from 0, in every Parquet file")
+        return None
+
+    def captions(self, options: CaptionOptions, names: Sequence[str]) -> list[str]:
+        """The captions as the options say."""
+        columns = {self._caption_column(file, options.column) for file in self.files}
+        if len(columns) > 1:
+            raise ValueError(f"expected captions in one column of all Parquet files, got {_listed(sorted(columns))}")
+        column = columns.pop()
+        found = {
+            name: check_caption(row[column], repr(name))
+            for name, row in zip(names, self.rows(column))
+            if row[column] is not None
+        }
+        return caption_files.complete(found, names, options.missing, "the Parquet file")
+
+    def _caption_column(self, file: "pq.ParquetFile", given: str | None) -> str:
+        schema = file.schema_arrow
+        column = caption_files.caption_column(schema.names, given)
+        if column is None:
+            wanted = "text or caption" if given is None else given
+            raise ValueError(f"expected a column {wanted} of captions in the Parquet file, got {_listed(schema.names)}")
+        if not _is_text(schema.field(column).type):
+            kind = _shown(schema.field(column).type)
+            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {kind}")
+        return column
+
+    def rows(self, column: str) -> Iterator[dict[str, object]]:
+        """Every row, of which only this column is read."""
+        size = sum(_unpacked(file, group, column) for file, group in self.groups)
+        if size > _MAX_TEXT:
+            raise ValueError(f"expected at most {_MAX_TEXT} bytes in column {column!r}, got {size}")
+        count = 0
+        for file, group in self.groups:
+            for row in _read(file, group, column):
+                count += 1
+                yield row
+        if count != len(self):
+            raise ValueError(f"expected {len(self)} rows in column {column!r}, as the footer says, got {count}")
+
+
+def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, object]]:
+    """The rows of one column of a row group, a few at a time.
+
+    A value that is stored once can stand in every row. It is at most as large as its column, so few rows of a large
+    column are unpacked at once.
+    """
+    import pyarrow as pa
+
+    at_once = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // (1 + _unpacked(file, group, column))))
+    try:
+        for batch in file.iter_batches(at_once, row_groups=[group], columns=[column]):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"column {column!r} of the Parquet file cannot be read: {_line(error)}") from None
+
+
+class _RowGroup(NamedTuple):
+    images: list[bytes | None]
+    size: int
+
+
+class _Cache:
+    """The encoded images of the row groups that were read last; any thread may ask."""
+
+    def __init__(self, files: _Files, images: str):
+        self.files, self.images = files, images
+        self.kept: collections.OrderedDict[int, _RowGroup] = collections.OrderedDict()
+        self.lock = threading.Lock()
+
+    def read(self, index: int) -> bytes | None:
+        number = bisect.bisect_right(self.files.starts, index) - 1
+        with self.lock:  # two threads that want one row group would read it twice
+            group = self.kept.pop(number, None) or self._load(number)
+            self.kept[number] = group
+            while len(self.kept) > 1 and sum(one.size for one in self.kept.values()) > _CACHED_BYTES:
+                self.kept.popitem(last=False)
+        return group.images[index - self.files.starts[number]]
+
+    def _load(self, number: int) -> _RowGroup:
+        file, group = self.files.groups[number]
+        expected = self.files.starts[number + 1] - self.files.starts[number]
+        found: list[bytes | None] = []
+        size = 0
+        try:
+            for row in _read(file, group, self.images):
+                found.append(_image_bytes(row[self.images]))
+                size += len(found[-1] or b"")
+                if size > _MAX_ROW_GROUP:
+                    raise ValueError(f"more than {_MAX_ROW_GROUP} bytes of images in its row group")
+        except ValueError as error:
+            raise BadImage(str(error)) from None
+        if len(found) != expected:
+            raise BadImage(f"its row group has {len(found)} rows, and the footer says {expected}")
+        return _RowGroup(found, size)
+
+
+def _image_bytes(value: object) -> bytes | None:
+    found = value.get("bytes") if isinstance(value, dict) else value
+    return found if isinstance(found, bytes) else None
+
+
+def _usable_path(image: object) -> str | None:
+    path = image["path"] if isinstance(image, dict) else None
+    return path if isinstance(path, str) and 0 < len(path) <= _MAX_NAME else None
+
+
+def _holds_images(kind: "pa.DataType") -> bool:
+    fields = _fields(kind)
+    return _is_binary(kind) if fields is None else "bytes" in fields and _is_binary(fields["bytes"])
+
+
+def _has_path(kind: "pa.DataType") -> bool:
+    fields = _fields(kind)
+    return fields is not None and "path" in fields and _is_text(fields["path"])
+
+
+def _fields(kind: "pa.DataType") -> dict[str, "pa.DataType"] | None:
+    """The types of a struct's fields by name; None if it is no struct."""
+    import pyarrow as pa
+
+    return {field.name: field.type for field in kind} if pa.types.is_struct(kind) else None
+
+
+def _is_binary(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_integer(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_integer(kind)
+
+
+def _unpacked(file: "pq.ParquetFile", group: int, path: str) -> int:
+    """Bytes of a column, or of all columns below it, in a row group, as the footer says."""
+    row_group = file.metadata.row_group(group)
+    columns = (row_group.column(number) for number in range(row_group.num_columns))
+    return sum(
+        column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(f"{path}.")
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+
+
+def _shown(kind: "pa.DataType") -> str:
+    return str(kind)[:80]

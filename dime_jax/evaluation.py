@@ -1,0 +1,85 @@
+"""What the test half shows, as `pipeline.evaluation` gives it and results.json has it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from dime_jax.attacks import Setting
+from dime_jax.denoiser_check import DenoiserCheck
+from dime_jax.evidence import NOT_CHECKED, Direction
+from dime_jax.metrics import Estimate
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class AtThreshold:
+    """The frozen threshold, None where none beats calling nobody a member, and the rates that a user of it meets."""
+
+    tau: float | None
+    tpr: float
+    fpr: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultRow:
+    """One frozen attack on the test half.
+
+    Attributes:
+      attack: its name in the registry.
+      setting: what calibration froze, with the angle φ where there is one.
+      auc: with its interval, as the others.
+      asr: attack success rate, the best balanced accuracy.
+      tpr_at_1pct_fpr: members found at no more than 1 % false positives.
+      attained_fpr: the rate of false positives behind that.
+      false_positives: how many these are.
+      at_threshold: the rates at the frozen threshold.
+      queries_per_image: what the attack costs by itself.
+      seconds_per_image: what it took here.
+    """
+
+    attack: str
+    setting: Setting
+    auc: Estimate
+    asr: Estimate
+    tpr_at_1pct_fpr: Estimate
+    attained_fpr: float
+    false_positives: int
+    at_threshold: AtThreshold
+    queries_per_image: int
+    seconds_per_image: float
+
+    @property
+    def label(self) -> str:
+        """ "attack@queries"."""
+        return f"{self.attack}@{self.queries_per_image}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Every frozen attack on the test half.
+
+    Attributes:
+      schema_version: of results.json.
+      results: a row for each attack and query tier.
+      fingerprints: of the model and of the images, by name.
+      precision: of matrix products.
+      seed: of draws and resampling.
+      queries_made: what the run really spent.
+      model_check: whether the model predicts noise; None if that was not checked.
+      direction: what the witness says about which set is which.
+      warnings: for the reader.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    results: tuple[ResultRow, ...]
+    fingerprints: Mapping[str, str]
+    precision: str
+    seed: int
+    queries_made: int
+    model_check: DenoiserCheck | None = None
+    direction: Direction = NOT_CHECKED
+    warnings: tuple[str, ...]
+
+    def row(self, label: str) -> ResultRow | None:
+        """The row of that label, if there is one."""
+        return next((row for row in self.results if row.label == label), None)

@@ -1,0 +1,180 @@
+"""The candidates of an audit: p-values, verdicts, and the set they make."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from dime_jax import evidence, pipeline
+from dime_jax.evidence import Likeness, SetTest, Verdict
+from dime_jax.findings import withholding
+from dime_jax.findings.facts import RunFacts
+from dime_jax.findings.record import Record
+from dime_jax.findings.results import CandidateRow, CandidatesFound, LikenessFound, Truth
+from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
+
+SURELY = 0.01
+_PROBLEMS = {
+    OK: "",
+    NOT_FINITE: withholding.NO_FINITE_ANSWER,
+    UNREADABLE: "could no longer be read when it was scored",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Judged:
+    """The candidates that were scored, in their order, and what may be said about them."""
+
+    ids: Sequence[str]
+    scores: np.ndarray
+    heldout: np.ndarray
+    groups: np.ndarray | None
+    likeness: Likeness | None
+    withheld: str | None
+    set_withheld: str | None
+    p_values: np.ndarray
+    verdicts: evidence.Verdicts
+    reasons: Sequence[str]
+    counted: np.ndarray  # in the test of the set
+
+
+def find_candidates(record: Record, withheld: str | None) -> tuple[list[CandidateRow], CandidatesFound | None]:
+    """Lines of candidates.csv, and their summary.
+
+    Where verdicts are withheld from all, or one candidate is unlike the held-out images as a picture, there is neither
+    p-value nor verdict: it would compare unlike things.
+    """
+    if record.candidates is None:
+        return [], None
+    judged = _judge(record, record.candidates, withheld)
+    rows = _rows(judged, record) + [
+        CandidateRow(id=one.id, reason=f"could not be read: {one.reason}") for one in record.facts.unusable_candidates
+    ]
+    return rows, _summary(judged, record, [row.verdict for row in rows])
+
+
+def copy_notes(facts: RunFacts) -> dict[str, str]:
+    """Of each candidate that has a copy, by its id, what that is."""
+    return {copy.candidate: copy.note for copy in facts.duplicates.candidates or ()}
+
+
+def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
+    indices, settings = record.arrays.candidates, record.facts.settings
+    scores, heldout = record.candidate_scores()
+    groups = record.groups(indices)
+    compared = None if record.arrays.statistics is None else record.groups(record.arrays.statistics.compared)
+    likeness = withholding.find_likeness(record.arrays.statistics, groups, compared, settings.seed)
+    withheld = withheld or withholding.unlike_set(likeness)
+    comparable = withholding.like(likeness, len(indices)) & (withheld is None)
+    p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
+    ids, status = (dict(zip(table.index.tolist(), column)) for column in (table.ids, table.status.tolist()))
+    problems = [_PROBLEMS[status[index]] for index in indices.tolist()]
+    return _Judged(
+        [ids[index] for index in indices.tolist()],
+        scores,
+        heldout,
+        groups,
+        likeness,
+        withheld,
+        withheld or withholding.too_few_answers(np.isfinite(scores)),
+        p_values,
+        evidence.candidate_verdicts(p_values, len(heldout), settings.level),
+        withholding.reasons(withheld, problems, comparable),
+        np.isfinite(scores) & (comparable | (withheld is not None)),
+    )
+
+
+def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
+    notes, truth = copy_notes(record.facts), record.arrays.truth
+    return [
+        CandidateRow(
+            id=id,
+            score=_finite(judged.scores[place]),
+            p_value=_finite(judged.p_values[place]),
+            q_value=_finite(judged.verdicts.q_values[place]),
+            verdict=judged.verdicts.verdict[place],
+            group=None if judged.groups is None else int(judged.groups[place]),
+            member=bool(truth[place]) if len(truth) else None,
+            reason=judged.reasons[place],
+            note=notes.get(id, ""),
+        )
+        for place, id in enumerate(judged.ids)
+    ]
+
+
+def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> CandidatesFound:
+    """All of them together; `words` are the verdicts, also on those that could not be read."""
+    verdicts, likeness, truth = judged.verdicts, judged.likeness, record.arrays.truth
+    set_test, reverse = _set_tests(judged, record)
+    return CandidatesFound(
+        count=len(words),
+        evidence=words.count(Verdict.EVIDENCE),
+        no_evidence=words.count(Verdict.NO_EVIDENCE),
+        cannot_tell=words.count(Verdict.CANNOT_TELL),
+        level=record.facts.settings.level,
+        heldout=len(judged.heldout),
+        smallest_p=verdicts.smallest_p,
+        candidates_needed=verdicts.candidates_needed,
+        heldout_needed=verdicts.heldout_needed,
+        can_decide=verdicts.can_decide and judged.withheld is None,
+        withheld=judged.withheld,
+        set_withheld=judged.set_withheld,
+        set_test=None if judged.set_withheld else set_test,
+        less_like_members=reverse.p_value if reverse and reverse.p_value <= SURELY else None,
+        likeness=None
+        if likeness is None
+        else LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
+        truth=_against_truth(verdicts.rejected, truth) if len(truth) else None,
+        warnings=tuple(_warnings(judged, set_test, grouped_by_user=record.facts.settings.groups is not None)),
+    )
+
+
+def _set_tests(judged: _Judged, record: Record) -> tuple[SetTest | None, SetTest | None]:
+    """Do the candidates look more like training images than held-out images do, and do they look less like them?"""
+    counted, settings = judged.counted, record.facts.settings
+    if not counted.any():
+        return None, None
+    groups, heldout_groups = (None if judged.groups is None else judged.groups[counted]), _heldout_groups(record)
+    more, less = (
+        evidence.set_test(
+            sign * judged.scores[counted],
+            sign * judged.heldout,
+            groups,
+            settings.seed,
+            heldout_groups=heldout_groups,
+            level=settings.level,
+        )
+        for sign in (1, -1)
+    )
+    return more, less
+
+
+def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) -> list[str]:
+    warnings = [] if judged.withheld else list(judged.verdicts.warnings)
+    if judged.set_withheld is None and set_test is not None:
+        warnings += set_test.warnings
+    if judged.set_withheld and not judged.withheld:
+        warnings.append(f"the set is not judged: {judged.set_withheld}")
+    if judged.groups is not None and not grouped_by_user:
+        warnings.append("only near duplicates and known identities are grouped: other images count as independent")
+    return warnings
+
+
+def _heldout_groups(record: Record) -> np.ndarray | None:
+    """Groups of the held-out images that have a score."""
+    assert record.candidates is not None
+    heldout = record.arrays.heldout
+    return record.groups(heldout[np.isfinite(pipeline.frozen_scores(record.candidates, record.decider, heldout))])
+
+
+def _against_truth(flagged: np.ndarray, truth: np.ndarray) -> Truth:
+    return Truth(
+        members=int(truth.sum()),
+        members_found=int(np.sum(flagged & truth)),
+        others=int(np.sum(~truth)),
+        false_alarms=int(np.sum(flagged & ~truth)),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

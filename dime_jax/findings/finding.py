@@ -1,0 +1,119 @@
+"""What an audit found, from its record and without a model: `find` gives results.json and the lines of candidates.csv.
+
+`results.AuditFindings` says what each part means.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dime_jax import digests, evidence, model_check, pipeline
+from dime_jax.evaluation import Evaluation
+from dime_jax.evidence import EpsilonBound
+from dime_jax.findings import withholding, wording
+from dime_jax.findings.candidates import find_candidates
+from dime_jax.findings.known_images import (
+    count_unanswered,
+    dependence_warning,
+    find_blind_baseline,
+    find_caption_baseline,
+    find_comparisons,
+    unanswered_warning,
+)
+from dime_jax.findings.record import Record
+from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
+
+_NO_HEADLINE_YET = Headline("", "", "", ())
+
+
+class Findings(NamedTuple):
+    """results.json, and the lines of candidates.csv."""
+
+    results: AuditFindings
+    candidates: list[CandidateRow]
+
+
+def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
+    """Everything that the record shows; `warnings` are added to its own."""
+    facts = record.facts
+    evaluation = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
+    unanswered = count_unanswered(record)
+    withheld = _withheld(record, evaluation)
+    rows, candidates = find_candidates(record, withheld)
+    warnings = (
+        *warnings,
+        *evaluation.warnings,
+        *digests.warn_of_unsealed(record.directory, ["audit.json"]),
+        *facts.warnings,
+        *(dependence_warning(record) if record.members_known else ()),
+        *unanswered_warning(unanswered),
+    )
+    asked_about_candidates = record.candidates.queries_made if record.candidates else 0
+    found = AuditFindings(
+        results=evaluation.results,
+        fingerprints=evaluation.fingerprints,
+        precision=evaluation.precision,
+        seed=evaluation.seed,
+        queries_made=evaluation.queries_made + asked_about_candidates,
+        model_check=evaluation.model_check,
+        direction=evaluation.direction,
+        warnings=warnings,
+        decided_by=_decided_by(record),
+        comparisons=find_comparisons(record),
+        blind_baseline=find_blind_baseline(record),
+        epsilon_lower_bound=_epsilon(record) if record.members_known and withheld is None else None,
+        candidates=candidates,
+        duplicates=facts.duplicates,
+        images=dataclasses.replace(facts.images, no_finite_answer=unanswered),
+        grid_size=facts.grid_size,
+        model=facts.model,
+        settings=facts.settings,
+        environment=facts.environment,
+        headline=_NO_HEADLINE_YET,
+        captions=facts.captions,
+        caption_baseline=find_caption_baseline(record),
+    )
+    return Findings(dataclasses.replace(found, headline=wording.headline(found)), rows)
+
+
+def _without_members(record: Record) -> Evaluation:
+    """The part of the results that needs no known members."""
+    identity = record.reference.table.manifest["identity"]
+    check = model_check.read_check(record.directory, identity["model"])
+    return Evaluation(
+        results=(),
+        fingerprints={"model": identity["model"], "heldout_data": identity["data"]},
+        precision=identity["precision"],
+        seed=identity["seed"],
+        queries_made=check.queries if check else 0,
+        model_check=check,
+        warnings=(),
+    )
+
+
+def _decided_by(record: Record) -> AuditDecidedBy:
+    decider = record.decider
+    return AuditDecidedBy(
+        attack=decider.attack,
+        queries_per_image=decider.queries,
+        label=decider.label,
+        setting=decider.setting,
+        calibration_auc=decider.auc,
+        chosen=record.facts.chosen,
+    )
+
+
+def _epsilon(record: Record) -> EpsilonBound:
+    scores, settings = record.scores(record.decider).finite(), record.facts.settings
+    return evidence.epsilon_lower_bound(
+        scores.member, scores.heldout, delta=settings.delta, randomised=settings.randomised
+    )
+
+
+def _withheld(record: Record, evaluation: Evaluation) -> str | None:
+    """Why no verdict can be given on any candidate, whatever its score, if there is a reason."""
+    row = evaluation.row(record.facts.decided_by)
+    worse = "the attack that decides does worse than chance on the test half"
+    return withholding.no_denoiser_or_swapped([evaluation.model_check], evaluation.direction) or (
+        worse if row is not None and row.auc.high < 0.5 else None
+    )

@@ -1,0 +1,31 @@
+"""The attacks of a run with everything frozen: found by name, by AUC, or from disk."""
+
+import pathlib
+from collections.abc import Sequence
+
+from dime_jax import pipeline
+from dime_jax.attacks import Setting
+from dime_jax.calibration import Calibration
+from dime_jax.schedule import NoiseSchedule
+
+
+def best_calibrated(frozen: Sequence[Calibration]) -> Calibration:
+    """The attack of highest AUC on the calibration half; of equals the one of fewest queries."""
+    return max(frozen, key=lambda one: (one.auc, -one.queries))
+
+
+def by_label(frozen: Sequence[Calibration], wanted: str) -> Calibration:
+    """The frozen attack of that label."""
+    labels = {one.label: one for one in frozen}
+    if wanted not in labels:
+        raise ValueError(f"unknown attack {wanted!r} to decide with; expected one of {', '.join(labels)}")
+    return labels[wanted]
+
+
+def frozen_attacks(
+    directory: pathlib.Path, theory_setting: Setting | None, schedule: NoiseSchedule
+) -> list[Calibration]:
+    """The attacks that calibration froze in a run, or DIME with theory weights if nothing was calibrated."""
+    if theory_setting is None:
+        return pipeline.read_calibrations(directory)
+    return [pipeline.theory_weights(schedule, theory_setting)]

@@ -1,0 +1,124 @@
+"""The files of an audit and of a comparison, written and read here and nowhere else.
+
+audit.json, audit.npz        `Record`, before anything is found
+results.json                 `AuditFindings`, or `Evaluation` for a run without an audit
+compare.json, compare.npz    `DeletionFindings`, with the facts that it is made from
+candidates.csv               `CandidateRow` or `DeletionRow`, one for each candidate
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from dime_jax import _files, digests, model_check, pipeline
+from dime_jax._csv import write_csv
+from dime_jax._records import Json, field_names, parse, plain_object
+from dime_jax.evaluation import SCHEMA_VERSION, Evaluation
+from dime_jax.findings.arrays import AuditArrays, CompareArrays, npz_bytes
+from dime_jax.findings.facts import AuditFacts, CompareFacts
+from dime_jax.findings.record import Record
+from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow
+
+AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
+_AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
+
+
+def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> Record:
+    """Write audit.json and audit.npz."""
+    (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
+    _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
+    run = ["run.json", "halves.npz", "calibration.json", *pipeline.MANIFESTS.values()] if facts.images.members else []
+    candidates = [f"candidates/{facts.decided_by}/manifest.json"] if len(arrays.candidates) else []
+    digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
+    return read_record(directory)
+
+
+def read_record(directory: pathlib.Path) -> Record:
+    """Open the record of an audit.
+
+    Raises:
+      ValueError: if there is none, or a file of it is damaged or missing, naming that.
+    """
+    if not (directory / AUDIT).is_file():
+        raise ValueError(f"{directory} holds no audit: no {AUDIT} in it")
+    sealed = digests.read(directory / AUDIT).check()
+    _check_version(sealed.path, sealed.contents)
+    arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS))
+    return Record(directory, parse(AuditFacts, sealed.contents, str(sealed.path)), arrays)
+
+
+def write_findings(directory: pathlib.Path, found: AuditFindings, candidates: Sequence[CandidateRow]) -> None:
+    """Write results.json and, if there are candidates, candidates.csv."""
+    if candidates:
+        _write_rows(directory, candidates)
+    _files.write_json(directory / RESULTS, plain_object(found))
+
+
+def read_results(directory: str | os.PathLike[str]) -> Evaluation | AuditFindings:
+    """results.json of a finished run, or of a finished audit.
+
+    Raises:
+      ValueError: if there is none, or it is not what was written.
+    """
+    path = pathlib.Path(directory) / RESULTS
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no results: no {RESULTS} in it")
+    try:
+        contents = json.loads(path.read_bytes())
+    except ValueError:
+        raise ValueError(f"{path} is damaged: not JSON") from None
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
+    _check_version(path, contents)
+    kind = AuditFindings if "headline" in contents else Evaluation
+    return parse(kind, contents, str(path))
+
+
+def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None:
+    """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
+    (directory / COMPARE).unlink(missing_ok=True)
+    _files.write_atomically(directory / _COMPARE_ARRAYS, npz_bytes(arrays.columns()))
+
+
+def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
+    """compare.npz."""
+    path = directory / _COMPARE_ARRAYS
+    return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
+
+
+def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
+    """What was compared.
+
+    Raises:
+      ValueError: if there is no comparison, or a file of it is damaged or missing, naming that.
+    """
+    path = directory / COMPARE
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no comparison: no {COMPARE} in it")
+    contents = digests.read(path).check().contents
+    _check_version(path, contents)
+    return parse(CompareFacts, contents.get("facts"), f"{path}: facts")
+
+
+def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
+    """Write candidates.csv and compare.json, with the digests of all that it was made from."""
+    files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json"]
+    if (directory / model_check.FILE).is_file():  # comparisons of older versions have none
+        files.append(model_check.FILE)
+    if found.facts.theory_setting is None:
+        files += ["run.json", "halves.npz", "calibration.json", pipeline.MANIFESTS["calibration"]]
+    _write_rows(directory, candidates)
+    digests.write(directory / COMPARE, plain_object(found), files)
+
+
+def _write_rows(directory: pathlib.Path, rows: Sequence[CandidateRow] | Sequence[DeletionRow]) -> None:
+    """Write candidates.csv, without columns that no candidate has."""
+    lines = [plain_object(row) for row in rows]
+    columns = [name for name in field_names(rows[0]) if any(name in line for line in lines)]
+    write_csv(directory / "candidates.csv", [{name: line.get(name) for name in columns} for line in lines])
+
+
+def _check_version(path: pathlib.Path, contents: Mapping[str, Json]) -> None:
+    if contents.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {contents.get('schema_version')!r}")

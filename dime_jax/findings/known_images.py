@@ -1,0 +1,101 @@
+"""What the known images show besides the rows: who wins, the blind baseline, and which images are missing."""
+
+import numpy as np
+
+from dime_jax import evidence, metrics, pipeline
+from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.findings.arrays import BlindScores
+from dime_jax.findings.facts import RoleCounts
+from dime_jax.findings.frozen import best_calibrated
+from dime_jax.findings.record import Record, Sides
+from dime_jax.findings.results import BlindBaseline, Comparison
+from dime_jax.metrics import Estimate
+from dime_jax.scoring import score_table
+from dime_jax.scoring.score_table import NOT_FINITE
+
+_DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
+
+
+def find_comparisons(record: Record) -> tuple[Comparison, ...]:
+    """At each of DIME's budgets: DIME against the baseline that calibration found best at no more queries."""
+    found = []
+    for dime in (one for one in record.calibrations if one.attack == "dime"):
+        budget = dime.queries
+        rivals = [one for one in record.calibrations if one.family != DIME and one.queries <= budget]
+        if not rivals:
+            continue
+        rival = best_calibrated(rivals)
+        ours, theirs = _paired(record.scores(dime), record.scores(rival))
+        result = metrics.compare(ours, theirs, seed=record.facts.settings.seed)
+        tpr_difference = result.tpr_difference_at_fpr[0.01]
+        found.append(Comparison(budget, dime.label, rival.label, result.auc_difference, result.p_value, tpr_difference))
+    return tuple(found)
+
+
+def find_blind_baseline(record: Record) -> BlindBaseline | None:
+    """The classifier that never saw the model, beside the attack that decides on the same images."""
+    return _beside_decider(record, record.arrays.blind, record.facts.blind_auc)
+
+
+def find_caption_baseline(record: Record) -> BlindBaseline | None:
+    """The classifier that saw the captions alone; None if the model was not asked with them."""
+    return _beside_decider(record, record.arrays.caption_blind, record.facts.caption_auc)
+
+
+def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindBaseline | None:
+    if arrays is None or auc is None:
+        return None
+    scores = (
+        pipeline.frozen_scores(record.reference.table, record.decider, side) for side in (arrays.member, arrays.heldout)
+    )
+    attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
+    gap = evidence.gap_over_blind(*attack, *blind)
+    return BlindBaseline(
+        auc=auc,
+        gap=gap.difference,
+        p_value=gap.p_value,
+        fires=gap.blind_fires,
+        explained=gap.explained and gap.blind_fires,
+        images=(len(blind.member), len(blind.heldout)),
+    )
+
+
+def dependence_warning(record: Record) -> list[str]:
+    """A warning if many images of the test half come in groups, which only the tests of sets allow for."""
+    groups = record.arrays.groups[np.concatenate([record.split.member, record.split.heldout])]
+    _, counts = np.unique(groups[groups >= 0], return_counts=True)
+    share = counts[counts > 1].sum() / max(1, groups.size)
+    if share < _DEPENDENT_SHARE:
+        return []
+    return [
+        f"{share:.0%} of the test images come in groups: intervals of AUC, ASR and TPR, comparisons of attacks and the "
+        "bound on ε treat images as independent, and are too narrow here"
+    ]
+
+
+def count_unanswered(record: Record) -> RoleCounts:
+    """How many images of each role the model gave no finite answer for, in any table of the audit."""
+    halves = [score_table.read_table(record.directory / half) for half in pipeline.HALVES if record.members_known]
+    tables = halves if record.candidates is None else [*halves, record.candidates]
+    flagged = np.unique(np.concatenate([table.index[table.status == NOT_FINITE] for table in tables]))
+    candidates = np.isin(flagged, record.arrays.candidates)
+    splits = pipeline.read_halves(record.directory) if record.members_known else [record.split]
+    members = np.isin(flagged, np.concatenate([split.member for split in splits]))
+    return RoleCounts(*(int(these.sum()) for these in (members, ~members & ~candidates, candidates)))
+
+
+def unanswered_warning(counts: RoleCounts) -> list[str]:
+    """A warning if there are any."""
+    words = (
+        (counts.members, "members"),
+        (counts.heldout, "held-out images"),
+        (counts.candidates, "candidates"),
+    )
+    named = ", ".join(f"{count} {what}" for count, what in words if count)
+    return [f"the model gave no finite answer for {named}: they were left out"] if named else []
+
+
+def _paired(*attacks: Sides) -> list[Sides]:
+    """The images that every attack has a score for."""
+    usable = Sides(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
+    return [Sides(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]

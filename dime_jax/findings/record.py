@@ -1,0 +1,128 @@
+"""The record of an audit: what is on disk once all queries are made, and all that the report is made from.
+
+AUDIT/audit.json            `AuditFacts`: settings, model, images, duplicates, warnings, environment
+AUDIT/audit.npz             `AuditArrays`: candidates, their truth where known, groups; blind baseline; thumbnails
+AUDIT/run.json ... test/    the run of `pipeline`, with known members
+AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
+
+audit.json holds the digests of all of these, those of score tables by their manifests (see `digests`).
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from dime_jax import pipeline
+from dime_jax.calibration import Calibration
+from dime_jax.data import Split
+from dime_jax.findings.arrays import AuditArrays
+from dime_jax.findings.facts import AuditFacts
+from dime_jax.findings.frozen import by_label, frozen_attacks
+from dime_jax.scoring import score_table
+from dime_jax.scoring.score_table import ScoreTable
+
+
+class Sides(NamedTuple):
+    """Scores of an attack, lower for members; NaN without a finite answer."""
+
+    member: np.ndarray
+    heldout: np.ndarray
+
+    def finite(self) -> "Sides":
+        """Without NaN."""
+        return Sides(*(side[np.isfinite(side)] for side in self))
+
+
+class Reference(NamedTuple):
+    """The known images that were not used to choose any setting, and their score table."""
+
+    table: ScoreTable
+    split: Split
+
+    def scores(self, frozen: Calibration) -> Sides:
+        """Their scores by a frozen attack."""
+        return Sides(
+            *(pipeline.frozen_scores(self.table, frozen, side) for side in (self.split.member, self.split.heldout))
+        )
+
+
+def read_reference(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Reference:
+    """The test half; without known members the held-out images that candidates are compared with."""
+    if members_known:
+        return Reference(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
+    table = score_table.read_table(candidates_directory(directory, decided_by))
+    return Reference(table, Split(np.zeros(0, np.int64), heldout))
+
+
+def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
+    """Where the score table of candidates is, by the label of the attack that decides."""
+    return directory / "candidates" / decided_by
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+    """An audit whose queries are made.
+
+    Attributes:
+      directory: where it is.
+      facts: audit.json.
+      arrays: audit.npz.
+    """
+
+    directory: pathlib.Path
+    facts: AuditFacts
+    arrays: AuditArrays
+
+    @property
+    def members_known(self) -> bool:
+        """Whether there were members to calibrate with."""
+        return self.facts.images.members > 0
+
+    @functools.cached_property
+    def candidates(self) -> ScoreTable | None:
+        """The score table of candidates and held-out images, if there are candidates."""
+        if not len(self.arrays.candidates):
+            return None
+        return score_table.read_table(candidates_directory(self.directory, self.facts.decided_by))
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        """The known images that were not used to choose any setting."""
+        return read_reference(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
+
+    @property
+    def split(self) -> Split:
+        """Members and held-out images of the reference."""
+        return self.reference.split
+
+    @functools.cached_property
+    def calibrations(self) -> list[Calibration]:
+        """Every frozen attack."""
+        return frozen_attacks(self.directory, self.facts.theory_setting, self.reference.table.schedule)
+
+    @functools.cached_property
+    def decider(self) -> Calibration:
+        """The attack that decides."""
+        return by_label(self.calibrations, self.facts.decided_by)
+
+    def scores(self, frozen: Calibration) -> Sides:
+        """Scores of the reference images."""
+        return self.reference.scores(frozen)
+
+    def candidate_scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them."""
+        if self.candidates is None:
+            return np.zeros(0), np.zeros(0)
+        scores, heldout = (
+            pipeline.frozen_scores(self.candidates, self.decider, images)
+            for images in (self.arrays.candidates, self.arrays.heldout)
+        )
+        return scores, heldout[np.isfinite(heldout)]
+
+    def groups(self, indices: np.ndarray) -> np.ndarray | None:
+        """The groups of some images; None if none of them is in a group."""
+        groups = self.arrays.groups[indices]
+        return groups if np.any(groups >= 0) else None

@@ -1,0 +1,292 @@
+"""What an audit or a deletion check found, as results.json and compare.json have it (`schema_version` 1).
+
+Numbers that are not finite are null in JSON. The same record gives the same files.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from dime_jax._records import Absent, field_names
+from dime_jax.attacks import Setting
+from dime_jax.denoiser_check import DenoiserCheck
+from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
+from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, SetTest, Verdict
+from dime_jax.findings.facts import (
+    BeforeAfter,
+    CompareFacts,
+    DuplicateFacts,
+    Environment,
+    ImageCounts,
+    ModelFacts,
+    Settings,
+)
+from dime_jax.metrics import Estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The first screen in words: one sentence, its uncertainty, what it means for the candidates, and doubts."""
+
+    answer: str
+    detail: str
+    candidates: str
+    alarms: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecidedBy:
+    """The attack behind a verdict, and why this one, in words."""
+
+    attack: str
+    queries_per_image: int
+    setting: Setting
+    chosen: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditDecidedBy(DecidedBy):
+    """The same of an audit, with its AUC on the calibration half; NaN if nothing was calibrated."""
+
+    label: str
+    calibration_auc: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """DIME minus the best baseline at no more queries, paired on the test half; both are "attack@queries"."""
+
+    budget: int
+    dime: str
+    baseline: str
+    auc_difference: Estimate
+    p_value: float
+    tpr_difference_at_1pct_fpr: Estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class BlindBaseline:
+    """A classifier that never saw the model, and what the attack has over it.
+
+    Attributes:
+      auc: of the classifier.
+      gap: the attack's AUC minus the classifier's, on the same images.
+      p_value: for no gap.
+      fires: whether the classifier surely tells the sets apart.
+      explained: whether it does, and may do so as well as the attack.
+      images: how many members and held-out images were compared.
+    """
+
+    auc: Estimate
+    gap: Estimate
+    p_value: float
+    fires: bool
+    explained: bool
+    images: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class LikenessFound:
+    """Whether the candidates are the same kind of picture as the held-out images, and how many of them are not."""
+
+    set_p: float
+    set_unlike: bool
+    unlike: Absent[int] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """How many members and others there are among the candidates, and how many of each show evidence."""
+
+    members: int
+    members_found: int
+    others: int
+    false_alarms: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CandidatesFound:
+    """All candidates together; candidates.csv has a line for each.
+
+    Attributes:
+      count: how many, also those that could not be read.
+      evidence: show evidence of membership.
+      no_evidence: show none.
+      cannot_tell: cannot be told.
+      level: the false discovery rate.
+      heldout: with how many images they were compared.
+      smallest_p: that so many images can give.
+      candidates_needed: to reach it together before any is evidence.
+      heldout_needed: for one to be evidence on its own.
+      can_decide: whether any outcome could have been evidence.
+      withheld: why no verdict is given on any of them; their p-values and the set test are then None.
+      set_withheld: why the set is not judged.
+      set_test: all of them together.
+      less_like_members: p-value of looking *less* like training images than held-out images do, where that is sure.
+      likeness: as pictures; None for audits of older versions.
+      truth: where that is known.
+      warnings: for the reader.
+    """
+
+    count: int
+    evidence: int
+    no_evidence: int
+    cannot_tell: int
+    level: float
+    heldout: int
+    smallest_p: float
+    candidates_needed: int
+    heldout_needed: int
+    can_decide: bool
+    withheld: str | None
+    set_withheld: str | None
+    set_test: SetTest | None
+    less_like_members: float | None
+    likeness: LikenessFound | None
+    truth: Truth | None
+    warnings: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditFindings(Evaluation):
+    """results.json of an audit: the evaluation of the test half, and all that follows from it and the candidates.
+
+    Attributes:
+      decided_by: the attack behind the verdicts.
+      comparisons: DIME against the best baseline, at each of its budgets.
+      blind_baseline: None without known members, or where none could be fitted.
+      captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
+      caption_baseline: a classifier that saw the captions alone, where the model was asked with them.
+      epsilon_lower_bound: None without known members, or where verdicts are withheld.
+      candidates: None if there are none.
+      duplicates: copies that were found.
+      images: how many there were, and how many of them could not be used.
+      grid_size: how many settings calibration chose from.
+      model: the model.
+      settings: what was asked for.
+      environment: where it ran.
+      headline: the answer in words.
+    """
+
+    decided_by: AuditDecidedBy
+    comparisons: tuple[Comparison, ...]
+    blind_baseline: BlindBaseline | None
+    epsilon_lower_bound: EpsilonBound | None
+    candidates: CandidatesFound | None
+    duplicates: DuplicateFacts
+    images: ImageCounts
+    grid_size: int
+    model: ModelFacts
+    settings: Settings
+    environment: Environment
+    headline: Headline
+    captions: Absent[str] = None
+    caption_baseline: Absent[BlindBaseline] = None
+
+    @property
+    def deciding_row(self) -> ResultRow | None:
+        """The row of the attack that decides; None without known members."""
+        return self.row(self.decided_by.label)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CandidateRow:
+    """One line of candidates.csv.
+
+    Attributes:
+      id: of the image.
+      score: of the attack that decides, lower for members; None without a finite answer.
+      p_value: its rank among held-out images; None where it got none.
+      q_value: the same, adjusted for the number of candidates.
+      verdict: what may be said.
+      group: of images that belong together, -1 for none; absent if there are no groups.
+      member: whether it is one, where that is known.
+      reason: why it got no p-value; "" where it got one.
+      note: of which other image it is a copy.
+    """
+
+    id: str
+    score: float | None = None
+    p_value: float | None = None
+    q_value: float | None = None
+    verdict: Verdict = Verdict.CANNOT_TELL
+    group: Absent[int] = None
+    member: Absent[bool] = None
+    reason: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeletionRow:
+    """One line of a comparison's candidates.csv; p-values are None where there are none."""
+
+    id: str
+    p_before: float | None = None
+    p_after: float | None = None
+    flagged_before: bool = False
+    flagged_after: bool = False
+    reason: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeletionFindings:
+    """compare.json: the same candidates against a model before and after.
+
+    Attributes:
+      schema_version: of compare.json.
+      facts: what was compared.
+      verdict: None where it is withheld.
+      withheld: why there is no verdict; the tests are then None.
+      direction: which set is which, on the calibration half.
+      likeness: as pictures.
+      set_before: all candidates together, under the model before.
+      set_after: under the model after.
+      change: of one to the other, paired.
+      p_cutoff: that flags a candidate.
+      rule: that in words.
+      flagged: how many candidates.
+      decided_by: the attack behind the verdict.
+      fingerprints: of both models.
+      precision: of matrix products.
+      seed: of draws and resampling.
+      queries_made: in all.
+      model_check: whether each model predicts noise; None where that was not checked.
+      warnings: for the reader.
+      headline: the answer in words.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    facts: CompareFacts
+    verdict: DeletionVerdict | None
+    withheld: str | None
+    direction: Direction
+    likeness: LikenessFound | None
+    set_before: SetTest | None
+    set_after: SetTest | None
+    change: Change | None
+    p_cutoff: float
+    rule: str
+    flagged: BeforeAfter[int]
+    decided_by: DecidedBy
+    fingerprints: BeforeAfter[str]
+    precision: str
+    seed: int
+    queries_made: int
+    model_check: BeforeAfter[DenoiserCheck | None]
+    warnings: tuple[str, ...]
+    headline: Headline
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing can be told about the deletion."""
+        return self.verdict is None or self.verdict.undecided
+
+    @property
+    def verdict_in_words(self) -> str:
+        """The verdict, or why there is none."""
+        return f"cannot tell: {self.withheld}" if self.verdict is None else str(self.verdict)
+
+    def to_json(self) -> Mapping[str, object]:
+        """As compare.json has it: `verdict` in words."""
+        fields = {name: getattr(self, name) for name in field_names(self)}
+        return {**fields, "verdict": self.verdict_in_words}

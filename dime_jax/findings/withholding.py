@@ -1,0 +1,69 @@
+"""When nothing may be said: reasons that hold for all candidates, for the set, or for one of them; in words.
+
+Audits and deletion checks share them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dime_jax import evidence
+from dime_jax.data.batches import MAX_UNUSABLE_FRACTION
+from dime_jax.denoiser_check import DenoiserCheck
+from dime_jax.evidence import Direction, Judgement
+from dime_jax.findings.arrays import PictureStatistics
+
+NO_FINITE_ANSWER = "the model gave no finite answer"
+SWAPPED = "members and held-out images look swapped"
+UNLIKE = "as a picture it is unlike the held-out images"
+UNLIKE_SET = "as pictures they are unlike the held-out images"
+
+
+def no_denoiser_or_swapped(checks: Sequence[DenoiserCheck | None], direction: Direction) -> str | None:
+    """Why nothing can be said whatever the scores are: a model is no denoiser, or the sets are the wrong way round."""
+    if any(check is not None and not check.passed for check in checks):
+        return f"{'the' if len(checks) == 1 else 'a'} model does not predict noise the way it was asked to"
+    return SWAPPED if direction.judgement is Judgement.BELOW else None
+
+
+def too_few_answers(answered: np.ndarray) -> str | None:
+    """Why a set of candidates is not judged, if too many of them got no answer: those left may have been chosen."""
+    missing = int(np.sum(~answered))
+    if missing <= MAX_UNUSABLE_FRACTION * len(answered):
+        return None
+    return f"{NO_FINITE_ANSWER} for {missing} of {len(answered)} candidates"
+
+
+def find_likeness(
+    statistics: PictureStatistics | None, groups: np.ndarray | None, compared_groups: np.ndarray | None, seed: int
+) -> evidence.Likeness | None:
+    """The candidates beside the held-out images, as pictures; None for runs from before that was looked at."""
+    if statistics is None:
+        return None
+    return evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared_groups, seed)
+
+
+def unlike_set(likeness: evidence.Likeness | None) -> str | None:
+    """Why nobody is judged, if the candidates are another kind of picture, as a set or most of them."""
+    if likeness is None or not (likeness.set_unlike or np.sum(likeness.unlike) > len(likeness.unlike) / 2):
+        return None
+    return UNLIKE_SET
+
+
+def like(likeness: evidence.Likeness | None, count: int) -> np.ndarray:
+    """Which candidates may be compared with the held-out images, as pictures."""
+    return np.ones(count, bool) if likeness is None else ~likeness.unlike
+
+
+def reasons(withheld: str | None, problems: Sequence[str], comparable: np.ndarray) -> list[str]:
+    """Why each candidate got no p-value: what holds for all, its own problem, or its being unlike; else ""."""
+    return [withheld or own or ("" if fits else UNLIKE) for own, fits in zip(problems, comparable.tolist())]
+
+
+def failures(checks: Mapping[str, DenoiserCheck | None]) -> list[str]:
+    """What is wrong with some models, a line for each that failed its check, by how they are called in it."""
+    return [
+        check.summary.replace("The model", name, 1)
+        for name, check in checks.items()
+        if check is not None and not check.passed
+    ]

@@ -1,0 +1,297 @@
+"""The answer in plain words: the headline of an audit from its results."""
+
+from collections.abc import Sequence
+
+from dime_jax.attacks import describe_attack
+from dime_jax.evaluation import Evaluation, ResultRow
+from dime_jax.evidence import DeletionVerdict, Direction, Judgement
+from dime_jax.findings.results import (
+    AuditFindings,
+    BlindBaseline,
+    CandidatesFound,
+    DeletionFindings,
+    Headline,
+    LikenessFound,
+)
+from dime_jax.findings.withholding import failures
+from dime_jax.metrics import Estimate
+
+_SURELY = 0.01
+_DELETION_ANSWERS = {
+    DeletionVerdict.GONE: "The images no longer look like training images.",
+    DeletionVerdict.REMAINS: "The images still look like training images after the deletion.",
+    DeletionVerdict.MAY_BE_CHANCE: "There is less evidence after the deletion, but the change may be chance.",
+    DeletionVerdict.NOTHING_BEFORE: "There was nothing to see before the deletion: the images did not look like "
+    "training images.",
+}
+
+
+def headline(results: AuditFindings) -> Headline:
+    """The first screen of an audit in words, from all else that was found."""
+    wrong, row = failures({"The model": results.model_check}), results.deciding_row
+    if wrong:
+        return _no_denoiser(wrong, _candidates(results.candidates))
+    if row is None:
+        return _without_members(results)
+    return Headline(
+        _answer(results, row), _detail(results, row), _candidates(results.candidates), tuple(_alarms(results, row))
+    )
+
+
+def _no_denoiser(wrong: Sequence[str], candidates: str) -> Headline:
+    """Where a model is no denoiser, or is not asked as it wants to be, that is all there is to say."""
+    detail = (
+        "The attacks compare noise predictions, so scores of such a model show nothing, neither that it remembers nor "
+        "that it does not. Fix the model, or the way it is asked, and audit it again into a new output directory."
+    )
+    answer = "This cannot be audited as it is: a model does not predict noise the way it was asked to."
+    return Headline(answer, detail, candidates, tuple(wrong))
+
+
+def title(attack: str, queries: int) -> str:
+    """ "DIME, 11 queries"."""
+    return f"{describe_attack(attack).title}, {queries} {'query' if queries == 1 else 'queries'}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """ "84.2 %", and a dash for nothing."""
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def interval(estimate: Estimate, digits: int = 1) -> str:
+    """ "84.2 % (81.0 to 87.1)"."""
+    low, high = (f"{100 * end:.{digits}f}" for end in (estimate.low, estimate.high))
+    return f"{percent(estimate.value, digits)} ({low} to {high})"
+
+
+def p_text(p: float | None) -> str:
+    """ "p = 0.031", "p < 0.001"."""
+    if p is None:
+        return "p unknown"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def _answer(results: AuditFindings, row: ResultRow) -> str:
+    blind = results.blind_baseline
+    if results.direction.judgement == Judgement.BELOW:
+        return "Members and held-out images look swapped: it is the held-out images that look like training images."
+    if row.auc.high < 0.5:
+        return "The attack does worse than chance on the test half: members and held-out images may be swapped."
+    if row.auc.low <= 0.5:
+        return "No sign that this model remembers its training images."
+    if any(found and found.explained for found in (blind, results.caption_baseline)):
+        return (
+            "Members and held-out images differ, but they also do without the model: this says nothing about training."
+        )
+    return f"This model remembers its training images{_how_much(row)}."
+
+
+def _how_much(row: ResultRow) -> str:
+    """What the lower end of the interval supports."""
+    low = row.tpr_at_1pct_fpr.low
+    if low >= 0.5:
+        return ": most of them can be picked out with few false alarms"
+    if low >= 0.05:
+        return ": some of them can be picked out with few false alarms"
+    return ", but hardly any single one can be picked out with confidence"
+
+
+def _detail(results: AuditFindings, row: ResultRow) -> str:
+    attack, test = title(row.attack, row.queries_per_image), results.images.test
+    assert test is not None  # there is a row, so there is a test half
+    return (
+        f"{attack} per image, tells a member from a held-out image {interval(row.auc)} of the time; 50 % is chance. "
+        f"With at most 1 % false alarms it finds {interval(row.tpr_at_1pct_fpr)} of the members. Measured on "
+        f"{test.members:,} members and {test.heldout:,} held-out images that were not used to choose any "
+        "setting; ranges are 95 % intervals."
+    )
+
+
+def _candidates(found: CandidatesFound | None) -> str:
+    """A sentence or two on the candidates, if there are any."""
+    if found is None:
+        return ""
+    sentences = [
+        f"Of {found.count:,} candidates, {found.evidence:,} show evidence of membership, {found.no_evidence:,} show "
+        f"none, and {found.cannot_tell:,} cannot be decided (false discovery rate {percent(found.level, 0)})."
+    ]
+    if found.withheld:
+        return f"No verdict is given on any of the {found.count:,} candidates: {found.withheld}."
+    if not found.set_test:
+        return " ".join(sentences)
+    p_value = found.set_test.p_value
+    if found.can_decide and p_value <= found.level:
+        sentences.append(f"As a set, they look like training images ({p_text(p_value)}).")
+    elif found.can_decide:
+        sentences.append(f"As a set, they cannot be told apart from images the model never saw ({p_text(p_value)}).")
+    if found.candidates_needed > 1 and not found.evidence:
+        sentences.append(
+            f"With {found.heldout:,} held-out images, no candidate can be singled out; that would take "
+            f"{found.heldout_needed:,}."
+        )
+    return " ".join(sentences)
+
+
+def _alarms(results: AuditFindings, row: ResultRow) -> list[str]:
+    alarms = direction_alarms(results.direction)
+    blind = results.blind_baseline
+    if blind and blind.explained:
+        alarms.append(
+            f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind.auc)}; "
+            f"the attack's lead over it, {points(blind.gap)}, may be chance. The sets were collected or processed "
+            "differently: use held-out images from the same source."
+        )
+    elif blind and blind.fires:
+        alarms.append(
+            f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind.auc)}: "
+            f"part of the result comes from the images. The attack is ahead of it by {points(blind.gap)}."
+        )
+    alarms += _caption_alarms(results.caption_baseline)
+    return alarms + _candidate_alarms(results.candidates) + _contradiction(results.candidates, row)
+
+
+def _caption_alarms(blind: BlindBaseline | None) -> list[str]:
+    """What to read first about captions that betray the set."""
+    if blind is None or not blind.fires:
+        return []
+    found = (
+        f"The captions alone, without model or pictures, tell the two sets apart with an AUC of {interval(blind.auc)}"
+    )
+    if blind.explained:
+        return [
+            f"{found}; the attack's lead over them, {points(blind.gap)}, may be chance. The sets were captioned "
+            "differently: use held-out images with captions from the same source, or ask with --captions none."
+        ]
+    return [f"{found}: part of the result may come from them. The attack is ahead of them by {points(blind.gap)}."]
+
+
+def asked_captions(captions: str) -> str:
+    """What a text-conditioned model was told about each image."""
+    if captions == "none":
+        return "the model was asked about every image with the empty caption"
+    return "the model was asked about every image with the image’s own caption"
+
+
+def _contradiction(found: CandidatesFound | None, row: ResultRow) -> list[str]:
+    """An alarm if the candidates look like training images of a model that does not seem to remember its members."""
+    test = None if found is None else found.set_test
+    if test is None or test.p_value > _SURELY or row.auc.low > 0.5:
+        return []
+    return [
+        f"As a set, the candidates look like training images ({p_text(test.p_value)}), but the members do not. The "
+        "lists of members and held-out images may be mixed up: check where they come from."
+    ]
+
+
+def evaluation_alarms(results: Evaluation) -> list[str]:
+    """What to read first in the results of a run without a headline: is it a denoiser, and are the sets swapped?"""
+    return [*failures({"The model": results.model_check}), *direction_alarms(results.direction)]
+
+
+def direction_alarms(direction: Direction) -> list[str]:
+    """What to read first about which set is which."""
+    if direction.judgement == Judgement.NOT_CHECKED:
+        return [
+            "Direction not checked: this audit was made before audits looked for swapped sets. Run it again before you "
+            "rely on its verdicts."
+        ]
+    if direction.judgement != Judgement.BELOW:
+        return []
+    worst = min(direction.aucs, key=lambda auc: auc.high)
+    return [
+        f"Members look less like training images than held-out images do: the witness, a score that learned nothing "
+        f"from the labels, has an AUC of {percent(worst.value)} at t = {worst.t}, clearly below 50 % (at most "
+        f"{percent(worst.high)}). Either the two sets were swapped, or they differ in kind. Check which is which; "
+        "until then every other number here may be the wrong way round."
+    ]
+
+
+def _likeness_alarms(likeness: LikenessFound | None) -> list[str]:
+    if likeness is None or not likeness.set_unlike:
+        return []
+    return [
+        f"The candidates are a different kind of picture from the held-out images "
+        f"({p_text(likeness.set_p)}, judged without the model). A p-value would compare unlike things. "
+        "Use held-out images that were collected and processed the way the candidates were."
+    ]
+
+
+def _candidate_alarms(found: CandidatesFound | None) -> list[str]:
+    """What to read first about the candidates."""
+    if found is None:
+        return []
+    alarms = _likeness_alarms(found.likeness)
+    if found.less_like_members is not None:
+        alarms.append(
+            f"The candidates look clearly less like training images than the held-out images do "
+            f"({p_text(found.less_like_members)}). Either some held-out images were trained on, or the two sets "
+            "differ in kind."
+        )
+    return alarms
+
+
+def points(estimate: Estimate) -> str:
+    """ "+3.2 points (+1.0 to +5.4)"."""
+    value, low, high = (f"{100 * number:+.1f}".replace("-", "−") for number in estimate)
+    return f"{value} points ({low} to {high})"
+
+
+def _without_members(results: AuditFindings) -> Headline:
+    found = results.candidates
+    assert found is not None  # without members and candidates there is no audit
+    if found.withheld:
+        answer = f"No verdict: {found.withheld}."
+    elif not found.can_decide:
+        answer = "Too few held-out images to decide anything."
+    elif found.evidence:
+        answer = f"{found.evidence:,} of {found.count:,} candidates show evidence of membership."
+    elif found.set_test and found.set_test.p_value <= found.level:
+        answer = "As a set, the candidates look like training images, though no single one does for sure."
+    else:
+        answer = "No evidence that any candidate was in the training set."
+    detail = (
+        f"{title(results.decided_by.attack, results.decided_by.queries_per_image)} per image, compared "
+        f"with {found.heldout:,} images that the model was not trained on. No members were known, so nothing was "
+        "calibrated and how strong the attack is on this model is not known: finding nothing means little."
+    )
+    return Headline(answer, detail, _candidates(found), tuple(_candidate_alarms(found)))
+
+
+def deletion_failures(results: DeletionFindings) -> list[str]:
+    """What is wrong with the two models, a line each; nothing if they passed or were not checked."""
+    checks = results.model_check
+    return failures({"The model before": checks.before, "The model after": checks.after})
+
+
+def deletion_headline(results: DeletionFindings) -> Headline:
+    """The first screen of a deletion check in words, from all else that was found."""
+    wrong, alarms = deletion_failures(results), _deletion_alarms(results)
+    if wrong:
+        return _no_denoiser(wrong, "")
+    before, after, change = results.set_before, results.set_after, results.change
+    if results.verdict is None or before is None or after is None or change is None:
+        return Headline(f"No verdict: {results.withheld}.", "", "", tuple(alarms))
+    if before.p_value > results.facts.settings.level >= after.p_value:
+        alarms.append(
+            "The images look like training images of the model after the deletion, and not of the model before. Were "
+            "the two models swapped?"
+        )
+    attack = title(results.decided_by.attack, results.decided_by.queries_per_image)
+    flagged = results.flagged
+    detail = (
+        f"{attack} per image, with everything frozen on the model before. As a set, the {before.n:,} candidates "
+        f"score below a held-out image {percent(before.statistic)} of the time before ({p_text(before.p_value)}) "
+        f"and {percent(after.statistic)} after ({p_text(after.p_value)}); 50 % is chance. The change is "
+        f"{points(change.difference)}, {p_text(change.p_value)}."
+    )
+    one_by_one = f"One by one, {flagged.before:,} were flagged before and {flagged.after:,} after."
+    return Headline(_DELETION_ANSWERS[results.verdict], detail, one_by_one, tuple(alarms))
+
+
+def _deletion_alarms(results: DeletionFindings) -> list[str]:
+    """What to read first in a deletion check."""
+    learned = results.facts.theory_setting is None
+    return [
+        *(direction_alarms(results.direction) if learned else []),
+        *_likeness_alarms(results.likeness),
+    ]

@@ -1,0 +1,218 @@
+"""Latent models as Denoisers: images become latents, captions become text embeddings, and the rest is as for any model.
+
+A text-conditioned model offers the conditions "own" (the image's caption), "empty" (the empty one), and "part_1" to
+"part_3" (the caption cut in three, see `data.captions.reduced_captions`).
+"""
+
+import functools
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dime_jax import _validate, data
+from dime_jax._typing import PyTree
+from dime_jax.data.captions import reduced_captions
+from dime_jax.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn
+from dime_jax.draws import Draws
+from dime_jax.latent_checkpoints import LatentModel
+from dime_jax.models import latent
+from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
+from dime_jax.models.latent_spec import ClipTextSpec, LatentModelSpec
+
+LATENTS = ("mean", "sample")
+HELD = ("float32", "bfloat16", "float16")
+
+_EMBEDDED_TOGETHER = 8
+_CACHE_BYTES = 2**30
+
+
+class LatentOptions(NamedTuple):
+    """How a latent model is used.
+
+    Attributes:
+      latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
+      hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
+    """
+
+    latent: str = "mean"
+    hold: str = "float32"
+
+    def check(self) -> "LatentOptions":
+        """These, if they are known."""
+        _validate.check_choice(self.latent, LATENTS, "latent")
+        _validate.check_choice(self.hold, HELD, "hold")
+        return self
+
+
+DEFAULT_OPTIONS = LatentOptions()
+
+
+class LatentDenoiser(Denoiser):
+    """A latent model; see the module. `decode` shows what a latent is."""
+
+    def __init__(self, model: LatentModel, options: LatentOptions = DEFAULT_OPTIONS):
+        spec, options = model.spec, options.check()
+        text = spec.text_encoder
+        self._tokenizer = None if text is None else _open_tokenizer(model, text)
+        self._spec = spec
+        self._embedded: OrderedDict[str, np.ndarray] = OrderedDict()
+        super().__init__(
+            _apply(spec),
+            _held(model.variables, options.hold),
+            spec.schedule.build(),
+            spec.image_shape,
+            shape=spec.latent_shape,
+            num_classes=spec.num_classes,
+            condition_shape=None if text is None else jax.ShapeDtypeStruct((text.max_tokens, text.width), jnp.float32),
+            conditions=(OWN,) if text is None else TEXT_CONDITIONS,
+            encode=_encode(spec, options.latent),
+            embed=None if text is None else self._embed_captions,
+            fingerprint=_fingerprint(model.fingerprint, options),
+            name=model.name,
+        )
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether captions condition it, and not classes."""
+        return self._tokenizer is not None
+
+    def conditions_for(self, batch: data.Batch) -> Mapping[str, PyTree]:
+        """Under each name what the model is told; captions are embedded when they are asked for, each text once.
+
+        Raises:
+          ValueError: if captions are needed and the batch has none.
+        """
+        if self._tokenizer is None:
+            return super().conditions_for(batch)
+        if batch.captions is None:
+            raise ValueError(f"{self.name} takes captions: expected one for each image, or --captions none")
+        captions = batch.captions
+        return _Lazy({name: functools.partial(self._condition, name, captions) for name in self.conditions})
+
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """Images [B, *image_shape] of latents [B, *shape], about in [-1, 1]."""
+        return _decode(self._spec)(self.params, latents)
+
+    def _condition(self, name: str, captions: Sequence[str]) -> PyTree:
+        if name in PARTS:
+            captions = [reduced_captions(caption)[PARTS.index(name)] for caption in captions]
+        return self.embed([""] * len(captions) if name == EMPTY else captions)
+
+    def _embed_captions(self, params: PyTree, captions: Sequence[str]) -> jax.Array:
+        """[B, tokens, width]; texts that were embedded before are taken from memory, of which at most 1 GB is used."""
+        found = {text: self._embedded[text] for text in dict.fromkeys(captions) if text in self._embedded}
+        new = [text for text in dict.fromkeys(captions) if text not in found]
+        for start in range(0, len(new), _EMBEDDED_TOGETHER):
+            texts = new[start : start + _EMBEDDED_TOGETHER]
+            found.update(zip(texts, self._embed_few(params, texts)))
+        self._remember(found)
+        return jnp.asarray(np.stack([found[text] for text in captions]))
+
+    def _embed_few(self, params: PyTree, texts: Sequence[str]) -> np.ndarray:
+        """In batches of one shape: one compilation, and nothing depends on which texts come together."""
+        assert self._tokenizer is not None
+        assert self._spec.text_encoder is not None
+        tokens = self._tokenizer.encode([*texts, *[""] * (_EMBEDDED_TOGETHER - len(texts))])
+        with jax.default_matmul_precision(PRECISION):
+            return np.asarray(_embed(self._spec.text_encoder)(params["text_encoder"], tokens))[: len(texts)]
+
+    def _remember(self, found: Mapping[str, np.ndarray]) -> None:
+        for text, embedding in found.items():
+            self._embedded[text] = embedding
+            self._embedded.move_to_end(text)
+        while sum(embedding.nbytes for embedding in self._embedded.values()) > _CACHE_BYTES:
+            self._embedded.popitem(last=False)
+
+
+class _Lazy(Mapping[str, PyTree]):
+    """Values that are computed when they are asked for."""
+
+    def __init__(self, values: Mapping[str, Callable[[], PyTree]]):
+        self._values = values
+
+    def __getitem__(self, name: str) -> PyTree:
+        return self._values[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def describe_memory(spec: LatentModelSpec, hold: str = "float32") -> str:
+    """A line on the memory that a model's weights take, from their shapes alone."""
+    values = latent.count_values(latent.latent_model_shapes(spec))
+    held, read = values * jnp.dtype(hold).itemsize, values * 4
+    reading = "" if held == read else f", and {_size(read)} more while they are read"
+    return f"{values:,} weights take {_size(held)} of memory in {hold}{reading}; the images of a call come on top"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
+
+
+def _open_tokenizer(model: LatentModel, text: ClipTextSpec) -> ClipTokenizer:
+    if not model.tokenizer_files:
+        raise ValueError(f"{model.name}: expected the files of a tokenizer beside its text encoder, got none")
+    return open_tokenizer(model.tokenizer_files[0].parent, text.vocabulary, text.max_tokens)
+
+
+def _held(variables: PyTree, hold: str) -> PyTree:
+    dtype = jnp.dtype(hold)
+    held = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else jnp.asarray(leaf, dtype), variables)
+    finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)) if hold == "float16" else True
+    if not finite:
+        raise ValueError("expected weights that float16 can hold, got larger ones: hold them in bfloat16 or float32")
+    return held
+
+
+def _float32(variables: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), variables)
+
+
+def _fingerprint(model: str, options: LatentOptions) -> str:
+    """The model's own at the usual options; another one for each other way to use it."""
+    if options == DEFAULT_OPTIONS:
+        return model
+    return hashlib.sha256(json.dumps([model, *options]).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=32)
+def _apply(spec: LatentModelSpec) -> ApplyFn:
+    denoise = latent.denoise_latents(spec)
+
+    def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
+        return denoise(_float32(params["denoiser"]), x, t, condition)
+
+    return apply
+
+
+@functools.lru_cache(maxsize=32)
+def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
+    encode = latent.encode(spec.autoencoder)
+
+    def run(params: PyTree, pixels: jax.Array, draws: Draws) -> jax.Array:
+        shape = (len(pixels), *spec.latent_shape)
+        noise = draws.latent(jnp.zeros(shape, jnp.float32)) if kind == "sample" else None
+        return encode(_float32(params["autoencoder"]), pixels, noise)
+
+    return run
+
+
+@functools.lru_cache(maxsize=32)
+def _decode(spec: LatentModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
+    decode = latent.decode(spec.autoencoder)
+    return jax.jit(lambda params, latents: decode(_float32(params["autoencoder"]), latents))
+
+
+@functools.lru_cache(maxsize=32)
+def _embed(spec: ClipTextSpec) -> Callable[[PyTree, np.ndarray], jax.Array]:
+    embed = latent.embed_tokens(spec)
+    return jax.jit(lambda variables, tokens: embed(_float32(variables), tokens))

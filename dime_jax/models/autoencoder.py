@@ -1,0 +1,142 @@
+"""The autoencoder of latent diffusion in flax: images to the moments of a latent, and latents to images.
+
+See `AutoencoderSpec`. Latents here are the autoencoder's own; `models.latent` shifts and scales them.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dime_jax.models import layers
+from dime_jax.models.latent_spec import AutoencoderSpec
+from dime_jax.models.layers import GroupNorm, conv3x3, dense
+
+_NORM_EPS = 1e-6
+_LOG_VARIANCE = (-30.0, 20.0)
+
+
+class Posterior(NamedTuple):
+    """Mean and log variance of a latent given its image, each [B, H, W, latent_channels]."""
+
+    mean: jax.Array
+    log_variance: jax.Array
+
+
+class ResBlock(nn.Module):
+    """x + conv(silu(GN(conv(silu(GN(x)))))), with a 1×1 shortcut where the width changes."""
+
+    channels: int
+    groups: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Block over x [B, H, W, C]."""
+        h = nn.silu(GroupNorm(self.groups, _NORM_EPS, name="norm_1")(x))
+        h = conv3x3(self.channels, "conv_1", jnp.float32)(h)
+        h = nn.silu(GroupNorm(self.groups, _NORM_EPS, name="norm_2")(h))
+        h = conv3x3(self.channels, "conv_2", jnp.float32)(h)
+        return layers.add_residual(x, h)
+
+
+class Attention(nn.Module):
+    """x + out(softmax(q kᵀ / √C) v), with q, k, v three maps of GN(x) and one head."""
+
+    groups: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Attend over the H·W positions of x [B, H, W, C]."""
+        batch, height, width, channels = x.shape
+        h = GroupNorm(self.groups, _NORM_EPS, name="norm")(x).reshape(batch, height * width, channels)
+        query = layers.split_heads(dense(channels, name="query")(h), heads=1)
+        key = layers.split_heads(dense(channels, name="key")(h), heads=1)
+        value = layers.split_heads(dense(channels, name="value")(h), heads=1)
+        h = layers.attend_bounded(query, key, value).reshape(x.shape)
+        return x + dense(channels, name="out")(h)
+
+
+class Middle(nn.Module):
+    """Two residual blocks around attention."""
+
+    spec: AutoencoderSpec
+
+    @nn.compact
+    def __call__(self, h: jax.Array) -> jax.Array:
+        """Blocks over h [B, H, W, C]."""
+        groups = self.spec.norm_groups
+        h = ResBlock(h.shape[-1], groups, name="block_0")(h)
+        if self.spec.middle_attention:
+            h = Attention(groups, name="attention")(h)
+        return ResBlock(h.shape[-1], groups, name="block_1")(h)
+
+
+class Encoder(nn.Module):
+    """Images [B, H, W, C] to features [B, H / r, W / r, 2 latent_channels]."""
+
+    spec: AutoencoderSpec
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Encode images on the [-1, 1] scale."""
+        spec = self.spec
+        h = conv3x3(spec.level_channels[0], "conv_in", jnp.float32)(x)
+        for level, channels in enumerate(spec.level_channels):
+            for block in range(spec.num_res_blocks):
+                h = ResBlock(channels, spec.norm_groups, name=f"down_{level}_block_{block}")(h)
+            if level != len(spec.level_channels) - 1:
+                padding = ((0, 1), (0, 1))
+                h = conv3x3(channels, f"down_{level}_downsample", jnp.float32, strides=2, padding=padding)(h)
+        h = Middle(spec, name="middle")(h)
+        h = nn.silu(GroupNorm(spec.norm_groups, _NORM_EPS, name="norm_out")(h))
+        return conv3x3(2 * spec.latent_channels, "conv_out", jnp.float32)(h)
+
+
+class Decoder(nn.Module):
+    """Latents [B, h, w, latent_channels] to images [B, r h, r w, C]."""
+
+    spec: AutoencoderSpec
+
+    @nn.compact
+    def __call__(self, z: jax.Array) -> jax.Array:
+        """Decode latents."""
+        spec = self.spec
+        h = conv3x3(spec.level_channels[-1], "conv_in", jnp.float32)(z)
+        h = Middle(spec, name="middle")(h)
+        for level, channels in reversed(list(enumerate(spec.level_channels))):
+            for block in range(spec.num_res_blocks + 1):
+                h = ResBlock(channels, spec.norm_groups, name=f"up_{level}_block_{block}")(h)
+            if level:
+                h = layers.upsample_conv3x3(channels, f"up_{level}_upsample", jnp.float32)(h)
+        h = nn.silu(GroupNorm(spec.norm_groups, _NORM_EPS, name="norm_out")(h))
+        return conv3x3(spec.image_channels, "conv_out", jnp.float32)(h)
+
+
+class Autoencoder(nn.Module):
+    """Encoder and decoder; each works without the other's variables (`apply(..., method="encode")`)."""
+
+    spec: AutoencoderSpec
+
+    def setup(self) -> None:
+        """Name the two halves."""
+        spec = self.spec
+        self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+        if spec.quant_conv:
+            self.quant_conv = dense(2 * spec.latent_channels)
+        if spec.post_quant_conv:
+            self.post_quant_conv = dense(spec.latent_channels)
+
+    def encode(self, images: jax.Array) -> Posterior:
+        """The posterior of the latents of images [B, H, W, C] on the [-1, 1] scale."""
+        h = self.encoder(images)
+        mean, log_variance = jnp.split(self.quant_conv(h) if self.spec.quant_conv else h, 2, axis=-1)
+        return Posterior(mean, jnp.clip(log_variance, *_LOG_VARIANCE))
+
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """Images [B, H, W, C], about in [-1, 1], of latents [B, h, w, latent_channels]."""
+        return self.decoder(self.post_quant_conv(latents) if self.spec.post_quant_conv else latents)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Images through both halves, by the posterior's mean."""
+        return self.decode(self.encode(images).mean)

@@ -1,0 +1,139 @@
+"""Opening whatever a user names as a model.
+
+CACHE/model-HASH/  a model directory that `open_model` converted, by its content, the options and the converter
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
+from dime_jax import checkpoints, latent_checkpoints
+from dime_jax.denoiser import Denoiser
+from dime_jax.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
+from dime_jax.models import LatentModelSpec
+
+Say = Callable[[str], object]
+
+
+class OpenedModel(NamedTuple):
+    """A model, and where it came from.
+
+    Attributes:
+      denoiser: the model.
+      origin: in words.
+      facts: a line on each thing that had to be known to convert it.
+      commit: of a model from the Hub, 40 hex digits that say exactly which files it was made from.
+    """
+
+    denoiser: Denoiser
+    origin: str
+    facts: tuple[str, ...] = ()
+    commit: str | None = None
+
+    def describe(self) -> str:
+        """A few lines for people."""
+        return "\n  ".join([f"model {self.denoiser.name} ({self.origin})", *self.facts])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def open_model(
+    model: str | os.PathLike[str] | Denoiser,
+    cache: str | os.PathLike[str],
+    options: ConversionOptions = NO_OPTIONS,
+    say: Say = _say,
+) -> OpenedModel:
+    """Open a Denoiser, a model directory, a shipped model by its name, a checkpoint file, a diffusers folder, or hf:….
+
+    Args:
+      model: what a user names; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face Hub.
+      cache: where checkpoints are converted to: once, and again if they, the options or the converter change.
+      options: what a checkpoint does not say itself, and how a latent model is used.
+      say: is told how much memory a latent model takes, before any of it is read; prints to standard error.
+
+    Raises:
+      ValueError: in one line, for what is none of these or cannot be converted faithfully, and for options that have
+        nothing to convert.
+    """
+    if isinstance(model, Denoiser):
+        return _needs_no_conversion(OpenedModel(model, "a Python object"), options.given())
+    from checkpoints_convert import hub
+
+    if hub.is_hub_name(model):
+        fetched = hub.fetch(str(model))
+        origin = f"{str(model).partition('@')[0]} at commit {fetched.commit}"
+        return _converted(fetched.directory, origin, Path(cache), options, say)._replace(commit=fetched.commit)
+    path = Path(model)
+    if not path.exists() or (path / checkpoints.SPEC_FILE).is_file():
+        origin = "a model directory" if path.exists() else "shipped with dime_jax"
+        return _needs_no_conversion(_opened(path, origin, options, say), options.conversion())
+    return _converted(path, path.name, Path(cache), options, say)
+
+
+def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
+    """Open a model directory, or a shipped model by its name ("digits"), as a Denoiser.
+
+    The weights are checked against the fingerprint that was written with them.
+
+    Raises:
+      ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
+    """
+    return _load(checkpoints.find_model(path), NO_OPTIONS, lambda text: None)
+
+
+def _converted(path: Path, what: str, cache: Path, options: ConversionOptions, say: Say) -> OpenedModel:
+    """The model of a checkpoint, converted now or before."""
+    from checkpoints_convert import convert
+
+    key = [_content_hash(path), options.identity(), convert.CONVERTER_VERSION]
+    directory = cache / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
+    if directory.exists():
+        return _opened(directory, f"converted from {what} before, kept in {directory.name}", options, say)
+    convert.convert(path, directory, options.without_use(), lambda spec: say(describe_memory(spec, options.hold)))
+    return _opened(directory, f"converted from {what}, kept in {directory.name}", options, lambda text: None)
+
+
+def _opened(path: Path, origin: str, options: ConversionOptions, say: Say) -> OpenedModel:
+    directory = checkpoints.find_model(path)
+    denoiser = _load(directory, options, say)
+    facts = checkpoints.read_spec_file(directory)["metadata"].get("facts", [])
+    lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
+    # A stranger's file may hold anything, line breaks and terminal escapes included.
+    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
+
+
+def _load(directory: Path, options: ConversionOptions, say: Say) -> Denoiser:
+    use = options.use()
+    if not latent_checkpoints.is_latent_model(directory):
+        return _needs_no_conversion(OpenedModel(checkpoints.load_denoiser(directory), "no latent model"), use).denoiser
+    wanted = LatentOptions(**use).check()
+    try:
+        say(describe_memory(LatentModelSpec.from_json(checkpoints.read_spec_file(directory)["spec"]), wanted.hold))
+    except ValueError as error:
+        raise ValueError(f"{directory / checkpoints.SPEC_FILE}: {error}") from None
+    return LatentDenoiser(latent_checkpoints.load_latent_model(directory), wanted)
+
+
+def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
+    if given:
+        options = " ".join(f"--{name}={value}" for name, value in given.items())
+        raise ValueError(f"model {opened.denoiser.name} is {opened.origin} and not converted: expected no {options}")
+    return opened
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 over the names and bytes of a checkpoint file, or of everything in a folder."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(json.dumps([file.relative_to(path.parent).as_posix(), content]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,171 @@
+"""Asking the model: the calls of a unit of work on one batch, as compiled programs or, of a plain function, patiently.
+
+A batch is encoded once, whatever is asked about it. Every query is entered in the ledger before it is asked.
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from dime_jax import _validate, data, draws
+from dime_jax._typing import Array, PyTree
+from dime_jax.attacks.base import Answer, Call, Trees, Whole, start_from, walk_trees
+from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder
+from dime_jax.schedule import NoiseSchedule
+from dime_jax.scoring.placement import Batch, Placement
+from dime_jax.scoring.planning import Unit
+from dime_jax.scoring.query_ledger import Ledger
+from dime_jax.scoring.retry import Retry, patient
+
+
+class Answers(NamedTuple):
+    """What a unit's calls answered about a batch.
+
+    Attributes:
+      numbers: each [B], by call and name; of a network they may still be on their way.
+      at_full_speed: False if a kind of call was asked in Python for the first time, which compiles what it does around
+        the model.
+    """
+
+    numbers: dict[Call, dict[str, Array]]
+    at_full_speed: bool
+
+
+class Asker:
+    """Asks one model, and debits a ledger.
+
+    Args:
+      denoiser: the model.
+      placement: where its batches are.
+      ledger: of this process.
+      seed: of all draws.
+      retry: for models that are plain functions.
+      say: shows a line.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        placement: Placement,
+        ledger: Ledger,
+        *,
+        seed: int,
+        retry: Retry,
+        say: Callable[[str], object],
+    ):
+        self._denoiser, self._placement, self._ledger = denoiser, placement, ledger
+        self._retry, self._say = retry, say
+        self._key = jax.random.key(seed)
+        self._constants = placement.put_everywhere((denoiser.params, denoiser.schedule, self._key))
+        self._asked_in_python: set[type[Call]] = set()
+
+    def prepare(self, batch: data.Batch, conditions: Collection[str]) -> Batch:
+        """A batch on the devices, in the model's own space, with what the model is told under the named conditions."""
+        offered, size = self._denoiser.conditions_for(batch), len(batch.images)
+        told = {name: self._denoiser.check_condition(offered[name], size) for name in conditions}
+        pixels, draw_ids, told = self._placement.put((batch.images, draws.id_numbers(batch.ids), told))
+        return Batch(self._encode(pixels, draw_ids), draw_ids, told, batch.index, batch.ids, batch.mask)
+
+    def _encode(self, pixels: jax.Array, draw_ids: jax.Array) -> jax.Array:
+        denoiser = self._denoiser
+        if denoiser.encode_fn is None:
+            return pixels
+        params, _, key = self._constants
+        x = encoder(denoiser.encode_fn, self._placement.sharding)(params, pixels, key, draw_ids)
+        _validate.check_shape(x, (len(pixels), *denoiser.shape), f"what {denoiser.name} encodes")
+        return x
+
+    def ask(self, unit: Unit, trees: Trees, batch: Batch) -> Answers:
+        """All calls of a unit, in the order of the plan's trees; none if no row of the batch is usable."""
+        if not batch.usable.any():
+            return Answers({}, at_full_speed=True)
+        known = len(self._asked_in_python)
+        numbers = dict(walk_trees(unit.roots, trees, lambda call, given: self._ask(call, given, batch)))
+        return Answers(numbers, at_full_speed=len(self._asked_in_python) == known)
+
+    def _ask(self, call: Call, given: PyTree, batch: Batch) -> Answer:
+        if not self._denoiser.traceable or not call.traceable:
+            return self._ask_in_python(call, given, batch)
+        rows = batch.index[batch.usable]
+        for _ in range(call.queries):
+            self._ledger.debit(rows)
+        self._denoiser.queries.add(len(rows) * call.queries)
+        given = self._placement.put(start_from(call, given, batch.x))
+        compiled = program(self._denoiser.apply, call.template, self._placement.sharding)
+        condition = batch.conditions[call.condition]
+        return compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given)
+
+    def _ask_in_python(self, call: Call, given: PyTree, batch: Batch) -> Answer:
+        """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
+        self._asked_in_python.add(type(call))
+        part = batch.usable_part()
+        eps_fn = self._patient_eps_fn(part.conditions[call.condition], part.index)
+        batch_draws = draws.Draws(self._key, part.draw_ids)
+        answer = call.ask(eps_fn, self._denoiser.schedule, part.x, batch_draws, start_from(call, given, part.x))
+        return Answer(answer.state, {name: _spread(values, batch.usable) for name, values in answer.numbers.items()})
+
+    def _patient_eps_fn(self, condition: PyTree, rows: np.ndarray) -> EpsFn:
+        """eps(x, t) that enters every attempt in the ledger, and waits and tries again where the model fails."""
+
+        def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
+            self._ledger.debit(rows)
+            return self._denoiser.eps(x, t, condition)
+
+        return patient(eps_fn, self._retry, self._say)
+
+
+@functools.lru_cache(maxsize=128)
+def program(
+    apply: ApplyFn, template: Callable[..., Call], sharding: jax.sharding.NamedSharding | None
+) -> Callable[..., Answer]:
+    """The compiled call: one program per template of a call, mostly its class, and batch shape.
+
+    The class is no argument of it. As a registered dataclass it would be part of a pytree structure, and structures of
+    different dataclasses compare equal in jax 0.10, so that on equal hashes one class would run another's program.
+    """
+    return jax.jit(functools.partial(_ask, apply, template), out_shardings=sharding)
+
+
+def _ask(
+    apply: ApplyFn,
+    template: Callable[..., Call],
+    params: PyTree,
+    schedule: NoiseSchedule,
+    key: jax.Array,
+    x: jax.Array,
+    draw_ids: jax.Array,
+    condition: PyTree,
+    arguments: tuple[ArrayLike, ...],
+    given: PyTree,
+) -> Answer:
+    call, asked = template(*arguments), 0
+
+    def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
+        nonlocal asked
+        asked += 1
+        return apply(params, x, jnp.asarray(t, jnp.int32), condition)
+
+    try:
+        answer = call.ask(eps_fn, schedule, x, draws.Draws(key, draw_ids), given)
+    except jax.errors.JAXTypeError as error:
+        if not isinstance(call, Whole):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"attack {call.attack!r} says that it is traceable, and cannot be compiled: {reason}"
+        ) from error
+    if asked > call.queries:
+        name = call.attack if isinstance(call, Whole) else type(call).__name__
+        raise ValueError(f"expected {name} to ask {call.queries} times per image, as it says it does, got {asked}")
+    return answer
+
+
+def _spread(values: Array, usable: np.ndarray) -> np.ndarray:
+    column = np.full(usable.shape, np.nan, np.float32)
+    column[usable] = np.asarray(values)
+    return column

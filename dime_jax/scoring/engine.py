@@ -1,0 +1,306 @@
+"""The scoring engine: every planned model call on every image, on all devices, into a score table.
+
+Guarantees
+- Draws depend on (seed, example id, draw index) only.
+- One compilation per class of call and batch shape, for the whole (t, γ, probe) grid: a call's numbers, the weights and
+  the schedule are arguments of the program, and probes are drawn inside it.
+- The host waits for the device once per unit of work, with the next unit already under way.
+- A run that was killed continues from its last shard. With the same micro-batch it ends in the same table to the bit,
+  with another micro-batch or other devices or processes to about 1e-5.
+- Every query is entered in the ledger before it is asked; no budget is exceeded.
+
+With several processes (`jax.distributed`) each reads and scores its own images on its local devices and writes its own
+shards; the processes meet only at the start and at the end, when the first one merges the shards.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import importlib.metadata
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dime_jax import _files, _validate, data, digests
+from dime_jax._distributed import together
+from dime_jax.attacks.base import Call
+from dime_jax.denoiser import PRECISION, Denoiser
+from dime_jax.progress import Progress
+from dime_jax.scoring import query_ledger, reading, score_table
+from dime_jax.scoring.asking import Answers, Asker
+from dime_jax.scoring.micro_batch import default_micro_batch, out_of_memory
+from dime_jax.scoring.placement import Batch, Placement, choose_placement
+from dime_jax.scoring.planning import Job, Plan, make_plan
+from dime_jax.scoring.query_ledger import Budget, Ledger
+from dime_jax.scoring.retry import Retry
+from dime_jax.scoring.score_table import ScoreTable
+from dime_jax.scoring.shards import ShardWriter
+from dime_jax.scoring.storing import Storage, refuse_unanswered
+
+NO_BUDGET, DEFAULT_RETRY = Budget(), Retry()
+_UNITS_UNDER_WAY = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringOptions:
+    """How to run; nothing here changes what the scores mean.
+
+    Attributes:
+      micro_batch: images per device and call; a fixed function of image shape and device if None.
+      budget: the most queries to make.
+      retry: for models that are plain functions.
+      shard_seconds: work between two shards, of which a kill costs at most one.
+      devices: local devices to use; all if None.
+      silent: show no progress.
+      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+    """
+
+    micro_batch: int | None = None
+    budget: Budget = NO_BUDGET
+    retry: Retry = DEFAULT_RETRY
+    shard_seconds: float = 30.0
+    devices: Sequence[jax.Device] | None = None
+    silent: bool = False
+    on_rate: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None:
+            _validate.check_at_least(self.micro_batch, 1, "micro_batch")
+        for name, bound in (("total", self.budget.total), ("per_image", self.budget.per_image)):
+            if bound is not None:
+                _validate.check_at_least(bound, 0, f"budget {name}")
+
+    def within(self, directory: pathlib.Path) -> "ScoringOptions":
+        """The same, with a budget that every score table below this directory shares."""
+        return dataclasses.replace(self, budget=self.budget._replace(directory=directory))
+
+
+class _Request(NamedTuple):
+    """What `score` was asked for, checked."""
+
+    denoiser: Denoiser
+    source: data.Source
+    plan: Plan
+    directory: pathlib.Path
+    index: np.ndarray  # type: ignore[assignment]  # positions of the images
+    counted: np.ndarray  # those of them that count when too many have no answer
+    transform: data.Transform
+    seed: int
+    options: ScoringOptions
+    placement: Placement
+
+
+class _Run(NamedTuple):
+    """The parts of what one process does to finish the table."""
+
+    request: _Request
+    mine: np.ndarray  # positions of this process's images
+    micro_batch: int  # to begin with
+    images: reading.Images
+    asker: Asker
+    storage: Storage
+    ledger: Ledger
+    progress: Progress
+
+
+def score(
+    denoiser: Denoiser,
+    source: data.Source,
+    jobs: Sequence[Job],
+    directory: str | os.PathLike[str],
+    *,
+    indices: Sequence[int] | np.ndarray | None = None,
+    tolerated: np.ndarray | None = None,
+    transform: data.Transform | None = None,
+    seed: int = 0,
+    options: ScoringOptions | None = None,
+) -> ScoreTable:
+    """Run every job on every image, or finish a run that was interrupted.
+
+    Args:
+      denoiser: the model.
+      source: the images.
+      jobs: attacks and settings, see `planning.grid_jobs`.
+      directory: of the score table.
+      indices: which images; all if None.
+      tolerated: those of them that may all go without an answer: they do not count when too many have none.
+      transform: preprocessing; the source's own, or `fit`, if None.
+      seed: of all draws.
+      options: how to run.
+
+    Raises:
+      ValueError: before any query, if the table there is of something else, the plan exceeds the budget, labels or
+        captions are missing, or a call names a condition that the model does not offer; later, with all finished rows
+        stored, if the budget is used up or too many images are without an answer (`data.batches.refuse_too_many`).
+    """
+    directory, options = pathlib.Path(directory), options or ScoringOptions()
+    plan = make_plan(jobs, denoiser.schedule)
+    index = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+    _validate.check_not_empty(index, "indices")
+    transform = transform or data.transform_for(source, denoiser.image_shape)
+    _check_conditions(denoiser, plan)
+    _check_labels(denoiser, source, index)
+    if denoiser.takes_text:
+        data.require_captions(source)
+    counted = index if tolerated is None else np.setdiff1d(index, tolerated)
+    placement = choose_placement(denoiser, options.devices)
+    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, placement)
+    first = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+
+        def open_table() -> None:
+            if first:
+                stack.enter_context(_files.locked(directory, "score table"))
+                _open_table(request)
+
+        def merge() -> None:
+            if first:
+                score_table.merge(directory, len(plan.units), index)
+                score_table.keep_terms(directory, jobs)
+
+        together(open_table)
+        # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
+        run = together(lambda: _begin(request))
+        together(lambda: _finish(run))
+        together(merge)
+    return score_table.read_table(directory)
+
+
+def _open_table(request: _Request) -> None:
+    """Begin the table, or check that the one there is of the same."""
+    denoiser = request.denoiser
+    platform = request.placement.devices[0].platform
+    identity = score_table.identity(
+        request.plan,
+        model=denoiser.fingerprint,
+        data=data.fingerprint(request.source, request.index, captions=denoiser.takes_text),
+        images=len(request.index),
+        transform=request.transform.name,
+        seed=request.seed,
+        precision=PRECISION,
+        code=_code_version(),
+    )
+    micro_batch = request.options.micro_batch or default_micro_batch(denoiser.shape, platform)
+    score_table.open_manifest(request.directory, identity, micro_batch, denoiser.schedule)
+
+
+def _begin(request: _Request) -> _Run:
+    """Read what the table has, and open what this process adds to it."""
+    directory, plan, index, options = request.directory, request.plan, request.index, request.options
+    process, processes = jax.process_index(), jax.process_count()
+    status = score_table.rows_done(directory, len(plan.units), len(request.source))
+    micro_batch = options.micro_batch or score_table.read_manifest(directory)["micro_batch"]
+    mine = reading.share(status, index, micro_batch * len(request.placement.devices), process, processes)
+    needed = np.array([unit.queries for unit in plan.units]) @ (status < 0)
+    allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
+    writer = ShardWriter(directory, process)
+    progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
+    ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
+    asker = Asker(request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say)
+    storage = Storage(status, writer, ledger, progress, options.shard_seconds)
+    images = reading.Images(request.source, request.transform)
+    return _Run(request, mine, micro_batch, images, asker, storage, ledger, progress)
+
+
+def _finish(run: _Run) -> None:
+    """Score what is missing among this process's images, in smaller batches where memory ends."""
+    directory, progress = run.request.directory, run.progress
+    for warning in digests.warn_of_unsealed(directory, ["manifest.json"]):
+        progress.say(f"warning: {warning}")
+    if not len(run.mine):
+        run.ledger.close()
+        return
+    micro_batch = run.micro_batch
+    with progress, jax.default_matmul_precision(PRECISION), contextlib.closing(run.ledger):
+        run.storage.flush()
+        progress.say(run.request.plan.describe(len(run.request.index)))
+        while True:
+            try:
+                _score_missing(run, micro_batch)
+            except jax.errors.JaxRuntimeError as error:
+                if not out_of_memory(error) or micro_batch == 1:
+                    raise
+                micro_batch //= 2
+                manifest = score_table.read_manifest(directory)
+                score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
+                progress.say(f"out of memory: going on with a micro-batch of {micro_batch}")
+            else:
+                return
+
+
+def _score_missing(run: _Run, micro_batch: int) -> None:
+    """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
+    plan, traceable = run.request.plan, run.request.denoiser.traceable
+    under_way: collections.deque[tuple[int, Batch, Answers]] = collections.deque()
+    # A plain function has answered when it returns, and does not compile.
+    most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
+
+    def store(leave: int) -> None:
+        while len(under_way) > leave:
+            _store(run, *under_way.popleft())
+
+    try:
+        for number, (units, batch) in enumerate(_batches(run, micro_batch)):
+            if number == first_measured:
+                store(leave=0)
+                run.progress.compiled()
+            for unit in units:
+                under_way.append((unit, batch, run.asker.ask(plan.units[unit], plan.trees, batch)))
+                store(leave=most_under_way)
+        store(leave=0)
+    except Exception:
+        with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError, OSError):  # the first error is raised
+            store(leave=0)
+        raise
+    finally:  # also when interrupted
+        with contextlib.suppress(OSError) if sys.exc_info()[0] else contextlib.nullcontext():
+            run.storage.flush()
+
+
+def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Batches of images that miss the same units, and those units."""
+    placement, conditions = run.request.placement, {call.condition for call in _calls(run.request.plan)}
+    for units, rows in reading.missing_groups(run.storage.status, run.mine):
+        for batch in run.images.batches(rows, micro_batch * len(placement.devices)):
+            yield units, run.asker.prepare(batch, conditions)
+
+
+def _store(run: _Run, number: int, batch: Batch, answers: Answers) -> None:
+    if not run.storage.add(number, run.request.plan.units[number], batch, answers):
+        refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
+
+
+def _calls(plan: Plan) -> Iterator[Call]:
+    return itertools.chain.from_iterable(plan.trees.values())
+
+
+def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
+    for call in _calls(plan):
+        if call.condition not in denoiser.conditions:
+            raise ValueError(
+                f"{call} asks under the condition {call.condition!r}, which {denoiser.name} does not offer; expected "
+                f"one of {', '.join(denoiser.conditions)}"
+            )
+
+
+def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) -> None:
+    if denoiser.num_classes is None:
+        return
+    if source.labels is None:
+        raise ValueError(f"{denoiser.name} is class-conditional: expected class labels in {source.name}, got none")
+    wrong = [label for label in source.labels[index] if not 0 <= label < denoiser.num_classes]
+    if wrong:
+        raise ValueError(f"expected 0 <= label < {denoiser.num_classes} in {source.name}, got label={wrong[0]}")
+
+
+def _code_version() -> str:
+    try:
+        return importlib.metadata.version("dime_jax")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "not installed"

@@ -1,0 +1,67 @@
+"""Where a run computes: the devices of this process, and batches and weights put on them."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dime_jax._distributed import data_mesh, replicated, split_rows
+from dime_jax._typing import PyTree
+from dime_jax.denoiser import Denoiser
+
+
+class Batch(NamedTuple):
+    """Images on the devices in the model's own space, padded, and which rows of them are real and readable."""
+
+    x: jax.Array
+    draw_ids: jax.Array
+    conditions: Mapping[str, PyTree]  # by name, each with a leading axis of B
+    index: np.ndarray  # type: ignore[assignment]  # [B], -1 for padding
+    ids: list[str]
+    usable: np.ndarray
+
+    def usable_part(self) -> "Batch":
+        """The usable rows alone, on the default device."""
+        x, draw_ids, conditions = jax.tree.map(lambda column: jnp.asarray(np.asarray(column)[self.usable]), self[:3])
+        ids = [self.ids[row] for row in np.flatnonzero(self.usable)]
+        return Batch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable])
+
+
+class Placement(NamedTuple):
+    """The devices that batches are spread over.
+
+    Attributes:
+      devices: one, if the model itself is spread over several or is no JAX.
+      mesh: of them; None where the model decides what lies where.
+    """
+
+    devices: Sequence[jax.Device]
+    mesh: jax.sharding.Mesh | None
+
+    @property
+    def sharding(self) -> jax.sharding.NamedSharding | None:
+        """Of the rows of a batch."""
+        return None if self.mesh is None else split_rows(self.mesh)
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Arrays cut along their rows."""
+        return jax.device_put(tree, self.sharding)
+
+    def put_everywhere(self, tree: PyTree) -> PyTree:
+        """A copy of arrays on every device."""
+        return jax.device_put(tree, None if self.mesh is None else replicated(self.mesh))
+
+
+def choose_placement(denoiser: Denoiser, devices: Sequence[jax.Device] | None) -> Placement:
+    """The given devices, or all of this process, as far as the model can be on them."""
+    devices = devices or jax.local_devices()
+    if not denoiser.traceable or _is_spread(denoiser):
+        return Placement(devices[:1], None)
+    return Placement(devices, data_mesh(devices))
+
+
+def _is_spread(denoiser: Denoiser) -> bool:
+    leaves = jax.tree.leaves(denoiser.params)
+    return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in leaves)

@@ -1,0 +1,332 @@
+"""The score table: what the model answered about every image, on disk, safe against being killed at any moment.
+
+    TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
+    TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
+    TABLE/shards/*.parquet     rows of the run so far
+    TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
+    TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
+    TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
+    TABLE/queries-*.bin        every query made (see `query_ledger`)
+    TABLE/lock                 held by the run that writes
+
+One row per (image, unit of the plan): unit, index, id, status and the unit's readings as float32, named in the
+manifest. Readings are per probe, so every query tier, γ and angle follows from the table. Complete tables of the same
+run are equal to the byte, however often it was killed, at the same micro-batch.
+
+The manifest holds digests of the schedule and, once it is complete, of the table and the ledgers; each process's list
+those of its shards (see `digests`). All are checked before the Parquet reader, which may crash on damage, is used.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from dime_jax import _files, digests
+from dime_jax._typing import JsonObject
+from dime_jax.attacks import BUILT_IN
+from dime_jax.digests import Damaged, Sealed
+from dime_jax.schedule import NoiseSchedule
+from dime_jax.scoring import query_ledger, shards
+from dime_jax.scoring.planning import Job, Plan
+
+FORMAT, VERSION = "dime_jax score table", 1
+OK, NOT_FINITE, UNREADABLE = 0, 1, 2
+
+_SCORES, _SCHEDULE, _TERMS = "scores.parquet", "schedule.npz", "terms.npz"
+
+
+def identity(
+    plan: Plan, *, model: str, data: str, images: int, transform: str, seed: int, precision: str, code: str
+) -> JsonObject:
+    """What a table is of: everything that its numbers depend on."""
+    return {
+        "model": model,
+        "data": data,
+        "images": images,
+        "transform": transform,
+        "seed": seed,
+        "precision": precision,
+        "code": code,
+        "settings": [[unit.name, [str(reading) for reading in unit.readings]] for unit in plan.units],
+    }
+
+
+def open_manifest(
+    directory: pathlib.Path, identity: JsonObject, micro_batch: int, schedule: NoiseSchedule
+) -> JsonObject:
+    """The manifest of a new table, or that of the table to continue if it has this identity; call it locked.
+
+    Args:
+      directory: of the table.
+      identity: from `identity`.
+      micro_batch: for a new table; one that is continued keeps its own.
+      schedule: of the model, kept beside the table; it may not change.
+
+    Raises:
+      ValueError: naming the difference, if the table is of something else.
+    """
+    for leftover in directory.rglob(".*.tmp"):
+        leftover.unlink()
+    path = directory / "manifest.json"
+    fields = {field.name: np.asarray(getattr(schedule, field.name)) for field in dataclasses.fields(schedule)}
+    if path.exists():
+        sealed = _open(directory).check()
+        _check_same(directory, sealed.contents["identity"], identity)
+        there = sealed.read_arrays(_SCHEDULE)
+        if not all(np.array_equal(there[name], table) for name, table in fields.items()):
+            raise ValueError(f"cannot continue the score table {directory}: the model's noise schedule has changed")
+        _drop_unfinished(sealed)
+        return sealed.contents
+    evidence = [*directory.glob(_SCORES), *shards.shards_in(directory), *query_ledger.ledgers(directory)]
+    if evidence:
+        raise Damaged(f"{path} is missing, and {evidence[0].name} goes with it")
+    tables = io.BytesIO()
+    np.savez(tables, allow_pickle=False, **fields)
+    _files.write_atomically(directory / _SCHEDULE, tables.getvalue())
+    manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}
+    _files.write_atomically(path, digests.seal(manifest, digests.digests_of(directory, [_SCHEDULE])))
+    return manifest
+
+
+def write_manifest(directory: pathlib.Path, manifest: JsonObject) -> None:
+    """Replace what the manifest says; the digests in it stay."""
+    _files.write_atomically(directory / "manifest.json", digests.seal(manifest, _open(directory).digests))
+
+
+def read_manifest(directory: pathlib.Path) -> JsonObject:
+    """The manifest of a score table."""
+    return _open(directory).contents
+
+
+def _open(directory: pathlib.Path) -> Sealed:
+    path = directory / "manifest.json"
+    try:
+        sealed = digests.read(path)
+    except FileNotFoundError:
+        raise ValueError(f"{directory} is not a score table: no manifest.json in it") from None
+    if (sealed.contents.get("format"), sealed.contents.get("version")) != (FORMAT, VERSION):
+        raise ValueError(f"{path}: expected format {FORMAT!r}, version {VERSION}")
+    return sealed
+
+
+def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
+    """Which rows are on disk: the status [units, images] of each, -1 where there is none.
+
+    Raises:
+      Damaged: naming it, if anything of the table on disk is not what was written, the ledgers included.
+    """
+    sealed = _open(directory).check()
+    _check_ledgers(sealed, images)
+    table = _read_rows(sealed)
+    status = np.full((units, images), -1, np.int8)
+    status[shards.column(table, "unit"), shards.column(table, "index")] = shards.column(table, "status")
+    return status
+
+
+def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
+    """Turn the shards of a complete run into scores.parquet, rows by unit and by the order of `index`.
+
+    Raises:
+      ValueError: if a row is missing or there twice.
+    """
+    sealed = _open(directory)
+    if not _is_complete(sealed):
+        table = _read_rows(sealed)
+        place = np.full(int(index.max()) + 1, -1, np.int64)
+        place[index] = np.arange(len(index))
+        order = shards.column(table, "unit") * len(index) + place[shards.column(table, "index")]
+        if not np.array_equal(np.sort(order), np.arange(units * len(index))):
+            raise ValueError(f"{directory}: expected {units * len(index)} rows, each once, got {len(order)}")
+        seconds = sum(shards.seconds(content) for content in _finished_shards(sealed).values())
+        _files.write_atomically(
+            directory / _SCORES, shards.encode(table.take(np.argsort(order)).replace_schema_metadata(None))
+        )
+        names = [_SCHEDULE, _SCORES, *(path.name for path in query_ledger.ledgers(directory))]
+        manifest = {**sealed.contents, "seconds": seconds}
+        _files.write_atomically(sealed.path, digests.seal(manifest, digests.digests_of(directory, names)))
+    for path in (*shards.shards_in(directory), *shards.lists_in(directory)):  # also those that a kill left behind
+        path.unlink()
+
+
+def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
+    """Add to a complete table the terms of attacks that do not ship with the package, if they are not there yet."""
+    sealed = _open(directory)
+    foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
+    if not foreign or sealed.digests is None or _TERMS in sealed.digests:
+        return
+    table, buffer = read_table(directory), io.BytesIO()
+    terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
+    np.savez(buffer, allow_pickle=False, jobs=np.array([_job_name(job) for job in foreign]), **terms)
+    _files.write_atomically(directory / _TERMS, buffer.getvalue())
+    named = {**sealed.digests, **digests.digests_of(directory, [_TERMS])}
+    _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
+
+
+def _kept_terms(sealed: Sealed) -> dict[str, np.ndarray]:
+    if _TERMS not in (sealed.digests or {}):
+        return {}
+    arrays = sealed.read_arrays(_TERMS)
+    return {name: arrays[f"terms_{number}"] for number, name in enumerate(arrays["jobs"].tolist())}
+
+
+def _job_name(job: Job) -> str:
+    return json.dumps([job.attack.name, sorted(job.setting.items())])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScoreTable:
+    """A complete score table.
+
+    Attributes:
+      directory: where it is.
+      manifest: what it is of.
+      index: positions of the images in their source [n].
+      ids: their ids.
+      readings: by name, float32 [n]; NaN where the image could not be read, NaN or infinite where the answer was.
+      status: OK, NOT_FINITE or UNREADABLE: the worst over the image's units [n].
+      queries_made: what it cost, resumes and retries included.
+      kept: terms of a user's own attacks, by name and setting.
+    """
+
+    directory: pathlib.Path
+    manifest: JsonObject
+    index: np.ndarray
+    ids: list[str]
+    readings: Mapping[str, np.ndarray]
+    status: np.ndarray
+    queries_made: int
+    kept: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def schedule(self) -> NoiseSchedule:
+        """The model's noise schedule."""
+        return NoiseSchedule(**_open(self.directory).read_arrays(_SCHEDULE))
+
+    @property
+    def seconds_per_query(self) -> float:
+        """Mean time of a query in this run, on all its devices together."""
+        return self.manifest["seconds"] / max(1, self.queries_made)
+
+    def terms(self, job: Job) -> np.ndarray:
+        """An attack's terms [columns, n] at a setting that the table has; not finite where a reading is not."""
+        if _job_name(job) in self.kept:
+            return self.kept[_job_name(job)]
+        recipe = job.recipe
+        missing = [str(reading) for reading in recipe.readings if str(reading) not in self.readings]
+        if missing:
+            raise ValueError(
+                f"{self.directory} does not hold {job.attack.name} at {dict(job.setting)}: no {missing[0]}"
+            )
+        return recipe.assemble(np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64))
+
+
+def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
+    """Open a complete score table.
+
+    Raises:
+      ValueError: if it is not complete, or a file of it is damaged or missing, naming that.
+    """
+    directory = pathlib.Path(directory)
+    sealed = _open(directory).check()
+    if not _is_complete(sealed):
+        raise ValueError(f"{directory} is not complete: run the scoring again to finish it")
+    manifest, table = sealed.contents, _read_rows(sealed)
+    units = manifest["identity"]["settings"]
+    shape = (len(units), -1)
+    status = shards.column(table, "status").reshape(shape)
+    readings: dict[str, np.ndarray] = {}
+    offsets = table.column("readings").combine_chunks()
+    flat = offsets.flatten().to_numpy(zero_copy_only=False)
+    start = 0
+    for _, names in units:
+        size = len(names) * status.shape[1]
+        columns = flat[start : start + size].reshape(status.shape[1], len(names)).T
+        readings.update(zip(names, columns))
+        start += size
+    rows = table.slice(0, status.shape[1])
+    return ScoreTable(
+        directory,
+        manifest,
+        shards.column(rows, "index"),
+        rows.column("id").to_pylist(),
+        readings,
+        status.max(axis=0),
+        query_ledger.queries_made(directory),
+        _kept_terms(sealed),
+    )
+
+
+def _check_same(directory: pathlib.Path, was: JsonObject, now: JsonObject) -> None:
+    differences = [
+        f"{key} was {was.get(key)!r}, now {now[key]!r}" for key in now if key != "settings" and was.get(key) != now[key]
+    ]
+    before, after = _readings(was), _readings(now)
+    if before != after:
+        lost, new = sorted(before - after), sorted(after - before)
+        parts = [f"{len(names)} {what} (such as {names[0]})" for names, what in ((lost, "gone"), (new, "new")) if names]
+        differences.append(f"settings have changed: of the readings {' and '.join(parts)}")
+    if differences:
+        raise ValueError(f"cannot continue the score table {directory}: {'; '.join(differences)}")
+
+
+def _readings(manifest: JsonObject) -> set[str]:
+    return {name for _, names in manifest["settings"] for name in names}
+
+
+def _is_complete(sealed: Sealed) -> bool:
+    """Whether all rows are in scores.parquet; one that is there unnamed was cut short by a kill, and is made again."""
+    if sealed.digests is None:
+        return (sealed.path.parent / _SCORES).exists()
+    return _SCORES in sealed.digests
+
+
+def _drop_unfinished(sealed: Sealed) -> None:
+    """Remove shards that a kill kept from being noted; their rows are asked for again."""
+    if sealed.digests is not None and not _is_complete(sealed):
+        _check_lists(sealed)
+        finished = _finished_shards(sealed)
+        for path in shards.shards_in(sealed.path.parent):
+            if path.name not in finished:
+                path.unlink()
+
+
+def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
+    """The shards that count, by name, checked. In a table without digests also those that no list names."""
+    directory = sealed.path.parent
+    lists = map(shards.read_list, shards.lists_in(directory))
+    found = {name: one.read(name) for one in lists for name in one.digests or {}}
+    if sealed.digests is None:
+        found |= {path.name: path.read_bytes() for path in shards.shards_in(directory) if path.name not in found}
+    return found
+
+
+def _check_lists(sealed: Sealed) -> None:
+    """Require a list of every process that has written a shard or made a query."""
+    directory = sealed.path.parent
+    writers = {path.stem.partition("-")[0] for path in shards.shards_in(directory)}
+    writers |= {path.stem.partition("-")[2] for path in query_ledger.ledgers(directory) if path.stat().st_size}
+    missing = sorted(writers - {path.stem for path in shards.lists_in(directory)})
+    if missing:
+        raise Damaged(f"{directory / 'shards' / missing[0]}.json is missing, and shards and queries go with it")
+
+
+def _check_ledgers(sealed: Sealed, images: int) -> None:
+    """Require that the ledgers begin with what the processes' lists say, and are about images of the source."""
+    directory, complete = sealed.path.parent, _is_complete(sealed)
+    noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
+    for path in [] if complete else shards.lists_in(directory):
+        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**shards.read_list(path).contents)
+    for ledger, state in noted.items():
+        query_ledger.check(ledger, state, images)
+
+
+def _read_rows(sealed: Sealed) -> pa.Table:
+    files = {_SCORES: sealed.read(_SCORES)} if _is_complete(sealed) else _finished_shards(sealed)
+    tables = [shards.decode(sealed.path.parent / name, content) for name, content in files.items()]
+    return pa.concat_tables([shards.SCHEMA.empty_table(), *tables])

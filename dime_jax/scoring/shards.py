@@ -1,0 +1,134 @@
+"""The shards of a score table: rows of a run so far, as Parquet files, and the lists that say which of them count."""
+
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dime_jax import _files, digests
+from dime_jax.digests import Damaged, Sealed
+from dime_jax.scoring import query_ledger
+
+SCHEMA = pa.schema(
+    [
+        ("unit", pa.int32()),
+        ("index", pa.int64()),
+        ("id", pa.string()),
+        ("status", pa.int8()),
+        ("readings", pa.list_(pa.float32())),
+    ]
+)
+_SECONDS = b"seconds"
+
+
+class Rows(NamedTuple):
+    """One unit's answers about some images: readings [r, n]."""
+
+    unit: int
+    index: np.ndarray  # type: ignore[assignment]  # int64 [n], positions in the source
+    ids: Sequence[str]
+    status: np.ndarray
+    readings: np.ndarray
+
+
+class ShardWriter:
+    """Collects rows and writes them as shards; one writer per process.
+
+    Shards of one process are numbered on from those that are there. A shard counts once the process's list names it.
+    """
+
+    def __init__(self, directory: pathlib.Path, process: int):
+        self._shards = directory / "shards"
+        self._shards.mkdir(exist_ok=True)
+        self._process = process
+        self._number = 1 + max(
+            (int(p.stem.split("-")[1]) for p in self._shards.glob(f"{process}-*.parquet")), default=-1
+        )
+        self._rows: list[Rows] = []
+        self._list = self._shards / f"{process}.json"
+        self._finished = dict(read_list(self._list).digests or {}) if self._list.exists() else {}
+        self._written = b""
+
+    def add(self, rows: Rows) -> None:
+        """Keep rows for the next shard."""
+        self._rows.append(rows)
+
+    def flush(self, seconds: float, ledger: query_ledger.State) -> None:
+        """Write the rows collected so far, if any, as one shard, and note it and the state of the ledger in the list.
+
+        Args:
+          seconds: how long the rows took.
+          ledger: of this process; before its first query too, so that no ledger is without a list.
+        """
+        if self._rows:
+            table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
+            content = encode(table.replace_schema_metadata({_SECONDS: repr(seconds)}))
+            name = f"{self._process}-{self._number:06d}.parquet"
+            _files.write_atomically(self._shards / name, content)
+            self._finished[name] = digests.digest(content)
+            self._number += 1
+            self._rows = []
+        sealed = digests.seal(ledger._asdict(), self._finished)
+        if sealed != self._written:
+            _files.write_atomically(self._list, sealed)
+            self._written = sealed
+
+
+def shards_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The shards of all processes, also those that no list names."""
+    return sorted((directory / "shards").glob("*.parquet"))
+
+
+def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The lists of all processes."""
+    return sorted((directory / "shards").glob("*.json"))
+
+
+def read_list(path: pathlib.Path) -> Sealed:
+    """One process's list: the digests of its finished shards, and how far its ledger was then."""
+    sealed = digests.read(path)
+    if sealed.digests is None:
+        raise Damaged(f"{path} is damaged: it holds no digests")
+    return sealed
+
+
+def _to_arrow(rows: Rows) -> pa.Table:
+    count, images = rows.readings.shape
+    offsets = np.arange(images + 1, dtype=np.int32) * count
+    columns = [
+        pa.array(np.full(images, rows.unit, np.int32)),
+        pa.array(rows.index),
+        pa.array(rows.ids, pa.string()),
+        pa.array(rows.status.astype(np.int8)),
+        pa.ListArray.from_arrays(offsets, np.ascontiguousarray(rows.readings.T, np.float32).reshape(-1)),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def encode(table: pa.Table) -> bytes:
+    """A Parquet file, in memory first: the write itself is then Python's, with Python's errors."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def decode(path: pathlib.Path, content: bytes) -> pa.Table:
+    """The rows in what was read from `path`; Damaged, naming it, if they are not those of a score table."""
+    try:
+        return pq.read_table(io.BytesIO(content), schema=SCHEMA).replace_schema_metadata(None)
+    except pa.ArrowException as error:
+        raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def seconds(content: bytes) -> float:
+    """How long the rows of a shard took."""
+    return float(pq.read_schema(io.BytesIO(content)).metadata[_SECONDS])
+
+
+def column(table: pa.Table, name: str) -> np.ndarray:
+    """One column as NumPy."""
+    return table.column(name).to_numpy()

@@ -1,0 +1,316 @@
+"""A tiny Stable Diffusion, trained in seconds and saved as diffusers saves one: something to audit without a download.
+
+    python -m experiments.latent_study --output out/latent [--size laptop]
+
+OUTPUT/pipeline/                        unet/, vae/, text_encoder/, tokenizer/, scheduler/, model_index.json
+OUTPUT/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captions in metadata.jsonl
+
+The autoencoder learns from all digits, the U-Net from the members alone, each with its caption ("the digit three").
+The text encoder keeps its random weights, as Stable Diffusion's keeps those it came with.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import safetensors.numpy
+from PIL import Image
+
+from checkpoints_convert import latent_names, mapping
+from dime_jax import data
+from dime_jax._typing import PyTree
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
+from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
+from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
+from dime_jax.models.latent_spec import NetworkSpec
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+IMAGE_SIZE = 16
+_BATCH = 32
+CANDIDATES = 20  # members, and as many others
+
+
+class Size(NamedTuple):
+    """How much is trained: images of a side, updates of the autoencoder and of the U-Net, and its width."""
+
+    images: int
+    autoencoder_steps: int
+    unet_steps: int
+    width: int
+
+
+SIZES = {"smoke": Size(70, 30, 600, 16), "laptop": Size(300, 1500, 20_000, 64)}
+
+
+class Images(NamedTuple):
+    """Pictures uint8 [n, H, W, 3] and a caption for each."""
+
+    pictures: np.ndarray
+    captions: list[str]
+
+    def part(self, indices: np.ndarray) -> "Images":
+        """Some of them."""
+        return Images(self.pictures[indices], [self.captions[index] for index in indices])
+
+
+def make(output: pathlib.Path, size: Size, seed: int = 0) -> pathlib.Path:
+    """Train and save the pipeline, and save the images; returns the pipeline's folder."""
+    digits = _digits()
+    order = np.random.default_rng(seed).permutation(len(digits.captions))
+    members, heldout = digits.part(order[: size.images]), digits.part(order[size.images : 2 * size.images])
+    folder = output / "pipeline"
+    write_tokenizer(folder / "tokenizer")
+    train(folder, digits, members, size, seed)
+    write_images(output / "members", members.part(np.arange(CANDIDATES, size.images)))
+    write_images(output / "heldout", heldout.part(np.arange(CANDIDATES, size.images)))
+    first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
+    pictures = np.concatenate([side.pictures for side in first])
+    write_images(output / "candidates", Images(pictures, [*first[0].captions, *first[1].captions]))
+    return folder
+
+
+def train(folder: pathlib.Path, images: Images, members: Images, size: Size, seed: int) -> None:
+    """Train the autoencoder on images and the U-Net on members, and save the pipeline beside its tokenizer."""
+    keys = jax.random.split(jax.random.key(seed), 5)
+    spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
+    text_spec = spec.text_encoder
+    assert text_spec is not None
+    vae = train_autoencoder(spec.autoencoder, _floats(images.pictures), size.autoencoder_steps, keys[0])
+    latents = jax.jit(encode(spec.autoencoder))(vae, _floats(images.pictures))
+    scaled = dataclasses.replace(spec.autoencoder, scaling_factor=float(1 / jnp.std(latents)))
+    spec = dataclasses.replace(spec, autoencoder=scaled)
+    text = _init(text_spec, keys[1])
+    tokenizer = open_tokenizer(folder / "tokenizer", text_spec.vocabulary, text_spec.max_tokens)
+    embed = jax.jit(embed_tokens(text_spec))
+    condition, empty = (embed(text, tokenizer.encode(captions)) for captions in (members.captions, [""]))
+    x = jax.jit(encode(spec.autoencoder))(vae, _floats(members.pictures))
+    unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2])
+    write_pipeline(folder, spec, {"unet": unet, "vae": vae, "text_encoder": text})
+
+
+def model_spec(width: int, vocabulary: int) -> LatentModelSpec:
+    """The three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
+    return LatentModelSpec(
+        denoiser=ConditionalUnetSpec(
+            channels=4,
+            level_channels=(width,),
+            num_res_blocks=1,
+            attention_levels=(0,),
+            up_attention_levels=(0,),
+            level_heads=(2,),
+            context_channels=32,
+            time_channels=4 * width,
+            norm_groups=8,
+        ),
+        autoencoder=AutoencoderSpec(level_channels=(8, 16, 16), num_res_blocks=1, norm_groups=8, scaling_factor=1.0),
+        text_encoder=ClipTextSpec(
+            vocabulary=vocabulary, max_tokens=8, width=32, num_layers=1, num_heads=2, mlp_width=64
+        ),
+        image_shape=(IMAGE_SIZE, IMAGE_SIZE, 3),
+        schedule=ScheduleSpec(kind="scaled_linear", beta_start=0.00085, beta_end=0.012),
+    )
+
+
+def train_autoencoder(spec: AutoencoderSpec, images: jax.Array, steps: int, key: jax.Array) -> PyTree:
+    """Mean squared error of the reconstruction, and a little of the posterior's distance from a standard normal."""
+    to_latents, to_images = encode(spec), decode(spec)
+
+    def loss(variables: PyTree, key: jax.Array) -> jax.Array:
+        pick = jax.random.choice(key, len(images), (_BATCH,))
+        latents = to_latents(variables, images[pick])
+        noisy = latents + 0.1 * jax.random.normal(key, latents.shape)
+        return jnp.mean((to_images(variables, noisy) - images[pick]) ** 2) + 1e-3 * jnp.mean(latents**2)
+
+    return _train(loss, _init(spec, key), steps, 2e-3, key)
+
+
+def train_unet(
+    spec: LatentModelSpec, x: jax.Array, condition: jax.Array, empty: jax.Array, steps: int, key: jax.Array
+) -> PyTree:
+    """Mean squared error of the noise on latents x, with their captions, one in ten of which is left out."""
+    denoise, schedule = denoise_latents(spec), spec.schedule.build()
+
+    def loss(variables: PyTree, key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, 4)
+        pick = jax.random.choice(keys[0], len(x), (_BATCH,))
+        t = jax.random.randint(keys[1], (_BATCH,), 0, schedule.num_steps)
+        noise = jax.random.normal(keys[2], (_BATCH, *x.shape[1:]))
+        silent = jax.random.bernoulli(keys[3], 0.1, (_BATCH, 1, 1))
+        told = jnp.where(silent, empty, condition[pick])
+        return jnp.mean((denoise(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
+
+    return _train(loss, _init(spec.denoiser, key), steps, 2e-3, key)
+
+
+def _train(
+    loss: Callable[[PyTree, jax.Array], jax.Array], variables: PyTree, steps: int, rate: float, key: jax.Array
+) -> PyTree:
+    """Adam with a cosine decay; gives the average of the last updates' weights."""
+    optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
+
+    @jax.jit
+    def step(state: PyTree, key: jax.Array) -> PyTree:
+        variables, moments, average = state
+        gradient = jax.grad(loss)(variables, key)
+        updates, moments = optimiser.update(gradient, moments)
+        variables = optax.apply_updates(variables, updates)
+        average = jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, average, variables)
+        return variables, moments, average
+
+    state = variables, optimiser.init(variables), variables
+    for one in jax.random.split(key, steps):  # in a compiled loop, convolutions on CPUs are slow
+        state = step(state, one)
+    return state[2]
+
+
+def write_pipeline(folder: pathlib.Path, spec: LatentModelSpec, variables: Mapping[str, PyTree]) -> None:
+    """The networks and their configs, as diffusers and transformers write them."""
+    parts = {"unet": spec.denoiser, "vae": spec.autoencoder, "text_encoder": spec.text_encoder}
+    configs = {"unet": _unet_config(spec), "vae": _vae_config(spec), "text_encoder": _text_config(spec)}
+    for name, part in parts.items():
+        assert part is not None
+        table = latent_names.name_table(part, latent_names.naming_of(part, {}))
+        state = mapping.to_state_dict(jax.tree.map(np.asarray, variables[name]), table)
+        file = "model.safetensors" if name == "text_encoder" else "diffusion_pytorch_model.safetensors"
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        tensors = {key: np.ascontiguousarray(tensor) for key, tensor in state.items()}
+        safetensors.numpy.save_file(tensors, folder / name / file)
+        _write_json(folder / name / "config.json", configs[name])
+    schedule = {"beta_schedule": spec.schedule.kind, "num_train_timesteps": spec.schedule.num_steps}
+    schedule |= {"beta_start": spec.schedule.beta_start, "beta_end": spec.schedule.beta_end}
+    (folder / "scheduler").mkdir(exist_ok=True)
+    _write_json(
+        folder / "scheduler" / "scheduler_config.json",
+        {"_class_name": "DDIMScheduler", **schedule, "prediction_type": spec.prediction},
+    )
+    classes = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}
+    index: dict[str, object] = {name: ["diffusers", kind] for name, kind in classes.items()}
+    index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
+    _write_json(folder / "model_index.json", {"_class_name": "StableDiffusionPipeline", **index})
+
+
+def _unet_config(spec: LatentModelSpec) -> dict[str, object]:
+    unet = spec.denoiser
+    assert isinstance(unet, ConditionalUnetSpec)
+    levels = range(len(unet.level_channels))
+    return {
+        "_class_name": "UNet2DConditionModel",
+        "act_fn": "silu",
+        "attention_head_dim": unet.level_heads[0],
+        "block_out_channels": list(unet.level_channels),
+        "cross_attention_dim": unet.context_channels,
+        "down_block_types": [_block(level in unet.attention_levels, "Down") for level in levels],
+        "up_block_types": [_block(level in unet.up_attention_levels, "Up") for level in reversed(levels)],
+        "downsample_padding": 1,
+        "flip_sin_to_cos": True,
+        "freq_shift": 0,
+        "in_channels": unet.channels,
+        "out_channels": unet.channels,
+        "layers_per_block": unet.num_res_blocks,
+        "norm_eps": unet.norm_eps,
+        "norm_num_groups": unet.norm_groups,
+        "sample_size": spec.latent_shape[0],
+    }
+
+
+def _block(attends: bool, way: str) -> str:
+    return f"{'CrossAttn' if attends else ''}{way}Block2D"
+
+
+def _vae_config(spec: LatentModelSpec) -> dict[str, object]:
+    vae = spec.autoencoder
+    return {
+        "_class_name": "AutoencoderKL",
+        "act_fn": "silu",
+        "block_out_channels": list(vae.level_channels),
+        "down_block_types": ["DownEncoderBlock2D"] * len(vae.level_channels),
+        "up_block_types": ["UpDecoderBlock2D"] * len(vae.level_channels),
+        "in_channels": vae.image_channels,
+        "out_channels": vae.image_channels,
+        "latent_channels": vae.latent_channels,
+        "layers_per_block": vae.num_res_blocks,
+        "norm_num_groups": vae.norm_groups,
+        "sample_size": IMAGE_SIZE,
+        "scaling_factor": vae.scaling_factor,
+    }
+
+
+def _text_config(spec: LatentModelSpec) -> dict[str, object]:
+    text = spec.text_encoder
+    assert text is not None
+    return {
+        "architectures": ["CLIPTextModel"],
+        "model_type": "clip_text_model",
+        "hidden_act": text.activation,
+        "hidden_size": text.width,
+        "intermediate_size": text.mlp_width,
+        "max_position_embeddings": text.max_tokens,
+        "num_attention_heads": text.num_heads,
+        "num_hidden_layers": text.num_layers,
+        "vocab_size": text.vocabulary,
+    }
+
+
+def write_tokenizer(folder: pathlib.Path) -> None:
+    """A tokeniser of single letters: vocab.json and merges.txt."""
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words = {"the": ["t h", "th e</w>"], "digit": ["d i", "di g", "dig i", "digi t</w>"]}
+    merges = [merge for word in words.values() for merge in word]
+    made = dict.fromkeys(merge.replace(" ", "") for merge in merges)
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *made, START, END]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens)})
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+
+
+def write_images(folder: pathlib.Path, images: Images) -> None:
+    """A folder of pictures, and metadata.jsonl with their captions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{number:04d}.png" for number in range(len(images.captions))]
+    for name, picture in zip(names, images.pictures):
+        Image.fromarray(picture).save(folder / name)
+    rows = [json.dumps({"file_name": name, "text": caption}) for name, caption in zip(names, images.captions)]
+    (folder / "metadata.jsonl").write_text("\n".join([*rows, ""]), encoding="utf-8")
+
+
+def _digits() -> Images:
+    source = data.open_source("digits")
+    assert source.labels is not None
+    small = np.concatenate([source.read(index)[None].repeat(3, axis=-1) for index in range(len(source))])
+    side = IMAGE_SIZE // small.shape[1]
+    return Images(small.repeat(side, axis=1).repeat(side, axis=2), [f"the digit {WORDS[n]}" for n in source.labels])
+
+
+def _floats(pictures: np.ndarray) -> jax.Array:
+    return jnp.asarray(pictures, jnp.float32) / 127.5 - 1
+
+
+def _init(spec: NetworkSpec, key: jax.Array) -> PyTree:
+    inputs = [jnp.zeros(one.shape, one.dtype) for one in NETWORKS[spec.kind].inputs(spec)]
+    return jax.jit(build_network(spec).init)(key, *inputs)
+
+
+def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:
+    file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train a tiny text-to-image model, and save it as diffusers does.")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="where the pipeline and the images go")
+    parser.add_argument("--size", choices=list(SIZES), default="smoke", help="how much to train (default: %(default)s)")
+    args = parser.parse_args(argv)
+    print(make(args.output, SIZES[args.size]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

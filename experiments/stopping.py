@@ -1,0 +1,106 @@
+"""How long to train the shipped model: until the example shows what an audit is for, by a rule fixed beforehand.
+
+    python -m experiments.stopping --workdir=W
+
+trains `experiments/configs/digits.py` in W, a thousand updates at a time, and after each thousand asks the attack that
+an audit would choose, on that audit's own calibration half: what share of the members scores below all held-out images
+but one? The model is the first whose share reaches 60 % at two checks running, since the first crossing alone is biased
+upwards. Test half and candidates play no part. Everything continues when it is started again.
+"""
+
+import pathlib
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+
+from dime_jax import auditing, pipeline, scoring
+from dime_jax.auditing.deciding import Decision, decide
+from dime_jax.auditing.images import open_images
+from dime_jax.opening import open_model
+from dime_jax.scoring import score_table
+from experiments import train
+from experiments.configs import digits
+
+WANTED = 0.6
+CHECKS_RUNNING = 2
+UPDATES = 1000
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "where to train", required=True)
+_FIRST = flags.DEFINE_integer("first", UPDATES, "the first number of updates to check at")
+_LAST = flags.DEFINE_integer("last", 30 * UPDATES, "where to give up")
+
+
+class Check(NamedTuple):
+    """One look at the calibration half.
+
+    Attributes:
+      updates: so far.
+      attack: that would decide, as "attack@queries".
+      auc: of it.
+      found: share of the members below all held-out images but one.
+    """
+
+    updates: int
+    attack: str
+    auc: float
+    found: float
+
+    def __str__(self) -> str:
+        return f"{self.updates:,} updates: {self.attack}, AUC {100 * self.auc:.1f}, finds {100 * self.found:.1f} %"
+
+
+def found_below_all_but_one(member: np.ndarray, heldout: np.ndarray) -> float:
+    """The share of members that a threshold with at most one false alarm finds."""
+    return float(np.mean(member < np.sort(heldout)[1]))
+
+
+def enough(found: list[float]) -> int | None:
+    """The number of the first check of the first CHECKS_RUNNING in a row that reach what is wanted; None so far."""
+    for first in range(len(found) - CHECKS_RUNNING + 1):
+        if min(found[first : first + CHECKS_RUNNING]) >= WANTED:
+            return first
+    return None
+
+
+def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> Check:
+    """Calibrate as the default audit of the model would."""
+    config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
+    denoiser = open_model(model, output, config.conversion).denoiser
+    images = open_images(config, denoiser)
+    decision: Decision = decide(config, denoiser, images)
+    assert decision.halves is not None
+    table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
+    member = pipeline.frozen_scores(table, decision.decider, half.member)
+    heldout = pipeline.frozen_scores(table, decision.decider, half.heldout)
+    return Check(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
+
+
+def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
+    """The model after so many updates, kept beside the others; training goes on from the last of them."""
+    kept = workdir / "snapshots" / str(updates)
+    if not kept.exists():
+        config = digits.get_config().unlock()
+        config.train.recipe.steps = updates
+        shutil.copytree(train.run(config.lock(), workdir), kept)
+    return kept
+
+
+def main(argv: list[str]) -> None:
+    """Train and check in turn, and say which model it is."""
+    del argv
+    workdir, checks = pathlib.Path(_WORKDIR.value), list[Check]()
+    for updates in range(_FIRST.value, _LAST.value + 1, UPDATES):
+        model = train_to(updates, workdir)
+        checks.append(check(model, updates, workdir / "stopping" / str(updates)))
+        print(checks[-1], flush=True)
+        chosen = enough([one.found for one in checks])
+        if chosen is not None:
+            print(f"the model: {workdir / 'snapshots' / str(checks[chosen].updates)}")
+            return
+    raise app.UsageError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,200 @@
+"""LoRA files in every spelling against the definition, and what is not LoRA refused by name."""
+
+import json
+from pathlib import Path
+
+import lora_spellings as spellings
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints_convert import lora
+from checkpoints_convert.lora import Lora
+from checkpoints_convert.pipeline_folder import convert_pipeline, lora_fingerprint, open_pipeline
+from checkpoints_convert.torch_writer import write_zip
+from dime_jax import latent_checkpoints
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
+PIPELINE = open_pipeline(GOLDEN / "stable_diffusion")
+UNET, TEXT = PIPELINE.denoiser.state(), PIPELINE.text_encoder.state()
+ALL = (
+    spellings.factors(UNET, [*spellings.UNET, *spellings.CONVOLUTIONS]),
+    spellings.factors(TEXT, spellings.TEXT, seed=1),
+)
+ATTENTION = (spellings.factors(UNET, spellings.ATTENTION), spellings.factors(TEXT, spellings.TEXT_ATTENTION, seed=1))
+ALPHA = 2.0
+RANK = spellings.RANK
+FILES = {
+    "kohya": (spellings.kohya(*ALL, ALPHA), ALL, ALPHA / RANK),
+    "peft": (spellings.peft(*ALL), ALL, 1.0),
+    "older": (spellings.older(*ALL), ALL, 1.0),
+    "oldest": (spellings.oldest(*ATTENTION), ATTENTION, 1.0),
+    "oldest, no prefix": (spellings.oldest(ATTENTION[0], {}, prefix=""), (ATTENTION[0], {}), 1.0),
+    "alpha beside peft": (
+        {**spellings.peft(*ATTENTION), f"unet.{spellings.ATTENTION[0]}.alpha": np.array(RANK, np.float32)},
+        ATTENTION,
+        1.0,
+    ),
+}
+
+
+def assert_merged(state, merged, pairs, factor):
+    expected = spellings.updated(state, pairs, factor)
+    assert merged.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(merged[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+    changed = {name for name in state if not np.array_equal(merged[name], state[name])}
+    assert changed == {f"{module}.weight" for module in pairs}
+
+
+def save(path, tensors, metadata=None):
+    safetensors.numpy.save_file(tensors, path, metadata)
+    return path
+
+
+@pytest.mark.parametrize("spelling", FILES)
+@pytest.mark.parametrize("scale", [1.0, -0.7])
+def test_spellings(spelling, scale, tmp_path):
+    tensors, (unet, text), factor = FILES[spelling]
+    updates = lora.read_updates(Lora(save(tmp_path / "x.safetensors", tensors), scale))
+    assert len(updates) == len(unet) + len(text)
+    assert_merged(UNET, lora.merge(UNET, updates, "unet"), unet, factor * scale)
+    assert_merged(TEXT, lora.merge(TEXT, updates, "text_encoder"), text, factor * scale)
+
+
+def test_text_encoders_of_older_files(tmp_path):
+    """Weights with the prefix text_model. are found too."""
+    state = {f"text_model.{name}": tensor for name, tensor in TEXT.items()}
+    pairs = {f"text_model.{module}": pair for module, pair in ALL[1].items()}
+    for tensors, factor in ((spellings.kohya({}, ALL[1], ALPHA), ALPHA / RANK), (spellings.peft({}, ALL[1]), 1.0)):
+        updates = lora.read_updates(Lora(save(tmp_path / "x.safetensors", tensors)))
+        assert_merged(state, lora.merge(state, updates, "text_encoder"), pairs, factor)
+
+
+@pytest.mark.parametrize(
+    ("config", "factor"),
+    [
+        ({"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "target_modules": ["to_q"]}, 6 / RANK),
+        ({"lora_alpha": 6, "use_rslora": True}, 6 / RANK**0.5),
+        ({"lora_alpha": 1, "alpha_pattern": {"attn1.to_q": 6, "attn2.to_k": 6, "to_out.0": 6}}, 6 / RANK),
+    ],
+)
+def test_adapter_config(config, factor, tmp_path):
+    """peft's own folder: the file has no alpha, the config has."""
+    pairs = ATTENTION[0]
+    save(tmp_path / "adapter_model.safetensors", spellings.peft(pairs, {}, unet_prefix="base_model.model."))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert_merged(UNET, lora.merge(UNET, lora.read_updates(Lora(tmp_path)), "unet"), pairs, factor)
+
+
+def test_settings_in_the_file(tmp_path):
+    """diffusers keeps them in the header, by part; they win over a config beside the file."""
+    settings = {"unet.lora_alpha": 6, "unet.r": RANK, "text_encoder.lora_alpha": 1.5}
+    metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(settings)}
+    file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION), metadata)
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 100}')
+    updates = lora.read_updates(Lora(file))
+    assert_merged(UNET, lora.merge(UNET, updates, "unet"), ATTENTION[0], 2.0)
+    assert_merged(TEXT, lora.merge(TEXT, updates, "text_encoder"), ATTENTION[1], 0.5)
+
+
+def test_pytorch_files_and_half_precision(tmp_path):
+    tensors = {name: tensor.astype(np.float16) for name, tensor in spellings.peft(*ATTENTION).items()}
+    write_zip(tmp_path / "x.bin", tensors)
+    halved = {module: tuple(f.astype(np.float16) for f in pair) for module, pair in ATTENTION[0].items()}
+    assert_merged(UNET, lora.merge(UNET, lora.read_updates(Lora(tmp_path / "x.bin")), "unet"), halved, 1.0)
+
+
+@pytest.mark.parametrize("contents", [{7: np.zeros((2, 2), np.float32)}, {"a": 1}, {}, [np.zeros(2, np.float32)]])
+def test_what_holds_no_tensors_by_name_is_refused(tmp_path, contents):
+    write_zip(tmp_path / "x.bin", contents)
+    with pytest.raises(ValueError, match=r"x\.bin: expected a LoRA file: tensors by name"):
+        lora.read_updates(Lora(tmp_path / "x.bin"))
+
+
+ONE = next(iter(ATTENTION[0]))
+DOWN, UP = ATTENTION[0][ONE]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({f"unet.{ONE}.lora_magnitude_vector": UP}, "not supported, because .* DoRA"),
+        ({"lora_unet_x.dora_scale": UP}, "not supported, because .* DoRA"),
+        ({"lora_unet_x.hada_w1_a": UP}, "not supported, because .* LoHa"),
+        ({"lora_unet_x.lokr_w1": UP}, "not supported, because .* LoKr"),
+        ({"lora_unet_x.lora_mid.weight": UP}, "not supported, because .* Tucker"),
+        ({"lora_unet_x.diff": UP}, "not supported, because .* full differences"),
+        ({"lora_te2_text_model_x.lora_up.weight": UP}, "not supported, because .* SDXL"),
+        ({"transformer.x.lora_A.weight": UP}, "not supported, because .* transformer"),
+        ({"something.weight": UP}, "unknown LoRA tensor something.weight"),
+        ({"lora_unet_x.lora_up.weight": UP}, "expected a down and an up factor"),
+        ({"unet.conv_in.alpha": np.ones((), np.float32)}, "expected a down and an up factor"),
+        (
+            {"unet.nowhere.lora_A.weight": DOWN, "unet.nowhere.lora_B.weight": UP},
+            "unet.nowhere.lora_[AB].* no such layer",
+        ),
+        ({"text_encoder.x.lora_A.weight": DOWN, "text_encoder.x.lora_B.weight": UP}, "the text_encoder has no such"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "expected an update of shape"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN[:-1], f"unet.{ONE}.lora_B.weight": UP}, "expected factors"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN.astype(np.int64), f"unet.{ONE}.lora_B.weight": UP}, "floating-point"),
+        (
+            {**spellings.peft({ONE: (DOWN, UP)}, {}), f"unet.{ONE}.lora_A.default.weight": DOWN + 1},
+            "expected one tensor for each factor",
+        ),
+        (spellings.peft({ONE: (DOWN, UP * np.float32(np.nan))}, {}), "values NaN"),
+    ],
+)
+def test_refusals(tensors, message, tmp_path):
+    file = save(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(ValueError, match=message) as error:
+        open_pipeline(GOLDEN / "stable_diffusion", loras=(Lora(file),)).variables()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "cannot honour use_dora"),
+        ({"peft_type": "LOHA"}, "cannot honour peft_type=LOHA"),
+        ({"bias": "all"}, "cannot honour bias=all"),
+        ({"modules_to_save": ["conv_out"]}, "cannot honour modules_to_save"),
+        ({"alpha_pattern": {"(a+)+": 1}}, "cannot honour the pattern"),
+        ({"lora_alpha": "x"}, "lora_alpha to be a number"),
+    ],
+)
+def test_settings_that_cannot_be_honoured(config, message, tmp_path):
+    file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        lora.read_updates(Lora(file))
+
+
+def test_a_pipeline_with_loras(tmp_path):
+    """Two files add up; the model directory says which, and its fingerprint changes with file and scale."""
+    file = save(tmp_path / "x.safetensors", spellings.kohya(*ALL, ALPHA))
+    twice = open_pipeline(GOLDEN / "stable_diffusion", loras=(Lora(file), Lora(file, 0.5)))
+    expected = spellings.updated(UNET, ALL[0], 1.5 * ALPHA / RANK)
+    for name, tensor in twice.denoiser.state().items():
+        np.testing.assert_allclose(tensor, expected[name], rtol=1e-5, atol=1e-5)
+    assert "LoRA: x.safetensors at scale 0.5" in twice.facts
+    model = latent_checkpoints.load_latent_model(convert_pipeline(twice, tmp_path / "model"))
+    assert [one["scale"] for one in model.metadata["loras"]] == [1.0, 0.5]
+    plain = latent_checkpoints.load_latent_model(convert_pipeline(PIPELINE, tmp_path / "plain"))
+    assert model.fingerprint != plain.fingerprint
+    prints = {lora_fingerprint(loras) for loras in [(), (Lora(file),), (Lora(file, 0.5),), twice.loras]}
+    assert len(prints) == 4
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    assert lora_fingerprint((Lora(file),)) not in prints
+
+
+def test_no_lora_for_a_class_conditional_model(tmp_path):
+    file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION))
+    pipeline = open_pipeline(GOLDEN / "dit", autoencoder=GOLDEN / "stable_diffusion" / "vae", loras=(Lora(file),))
+    with pytest.raises(ValueError, match=r"has no (unet|text_encoder)"):
+        pipeline.variables()
+
+
+def test_bad_scale():
+    with pytest.raises(ValueError, match="LoRA scale"):
+        Lora("x", float("nan"))

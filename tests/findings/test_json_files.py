@@ -1,0 +1,62 @@
+"""results.json and audit.json as files of other versions, or of strangers, have them."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from dime_jax._records import plain_object
+from dime_jax.evaluation import Evaluation
+from dime_jax.findings import json_files
+
+ROOT = pathlib.Path(__file__).parents[2]
+FINISHED = sorted(path.parent for path in (ROOT / "docs" / "results").rglob("results.json"))
+
+
+@pytest.mark.parametrize("directory", FINISHED, ids=lambda path: path.relative_to(ROOT / "docs" / "results").as_posix())
+def test_finished_runs_are_read_whole(directory):
+    contents = json.loads((directory / "results.json").read_text())
+    read = json_files.read_results(directory)
+    assert type(read) is Evaluation
+    assert plain_object(read).items() >= contents.items()  # what an older version did not look at is "not checked"
+    row = contents["results"][0]
+    assert read.row(f"{row['attack']}@{row['queries_per_image']}").auc.value == row["auc"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged: not JSON"),
+        ("[]", "is damaged: expected a JSON object, got list"),
+        ("{}", "expected schema_version 1, got None"),
+        ('{"schema_version": 2}', "expected schema_version 1, got 2"),
+        ('{"schema_version": 1}', "to have 'results', it has schema_version"),
+        ('{"schema_version": 1, "results": [1]}', r"results.json.results\[0\] to be an object, got '1'"),
+    ],
+)
+def test_other_results_are_refused_in_one_line(tmp_path, text, message):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        json_files.read_results(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_audit_of_an_older_version_lacks_what_came_later(tmp_path):
+    directory = shutil.copytree(ROOT / "tests" / "golden" / "audit_schema_1", tmp_path / "audit")
+    facts = json_files.read_record(directory).facts
+    assert (facts.images.unusable, facts.duplicates.candidates, facts.model.facts) == (None, None, None)
+    assert plain_object(facts).items() >= json.loads((directory / "audit.json").read_text()).items()
+    written = json.loads((directory / "audit.json").read_text())
+    (directory / "audit.json").write_text(json.dumps({**written, "images": {"members": "many"}}))
+    with pytest.raises(ValueError, match=r"audit.json.images.members to be a number, got 'many'"):
+        json_files.read_record(directory)
+
+
+def test_nothing_there_is_said(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no audit: no audit\.json in it"):
+        json_files.read_record(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no results: no results\.json in it"):
+        json_files.read_results(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no comparison: no compare\.json in it"):
+        json_files.read_compare_facts(tmp_path)

@@ -1,0 +1,250 @@
+"""Latent networks: sizes of the published ones, golden outputs, bounded attention, and specs that refuse nonsense."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoints_convert.pipeline_folder import open_pipeline
+from dime_jax.models import latent, layers
+from dime_jax.models.latent_spec import (
+    AutoencoderSpec,
+    ClipTextSpec,
+    ConditionalUnetSpec,
+    DitSpec,
+    LatentModelSpec,
+)
+from dime_jax.models.spec import ScheduleSpec
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
+EXPECTED = np.load(GOLDEN / "expected.npz")
+TOLERANCE = 2e-5  # of the output's standard deviation
+
+UNET_1 = ConditionalUnetSpec()
+UNET_2 = ConditionalUnetSpec(level_heads=(5, 10, 20, 20), linear_projection=True, context_channels=1024)
+CLIP_H = ClipTextSpec(width=1024, mlp_width=4096, num_heads=16, num_layers=23, activation="gelu")
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "tensors"),
+    [
+        (UNET_1, 859_520_964, 686),
+        (UNET_2, 865_910_724, 686),
+        (AutoencoderSpec(), 83_653_863, 248),
+        (ClipTextSpec(), 123_060_480, 196),
+        (CLIP_H, 340_387_840, 372),
+        (DitSpec(), 675_129_632, None),
+        (DitSpec(layout="diffusers", mlp_norm_eps=1e-5), 749_826_464, 538),
+    ],
+)
+def test_sizes_of_the_published_networks(spec, values, tensors):
+    shapes = latent.network_shapes(spec)
+    assert latent.count_values(shapes) == values
+    assert tensors in (None, len(jax.tree.leaves(shapes)))
+
+
+def test_size_of_the_encoder_alone():
+    shapes = latent.network_shapes(AutoencoderSpec())["params"]
+    half = [shapes["encoder"], shapes["quant_conv"]]
+    assert (latent.count_values(half), len(jax.tree.leaves(half))) == (34_163_664, 108)
+
+
+def assert_close(got, expected):
+    assert got.shape == expected.shape
+    assert np.abs(np.asarray(got) - expected).max() <= TOLERANCE * expected.std()
+
+
+@pytest.fixture(scope="module")
+def stable_diffusion():
+    pipeline = open_pipeline(GOLDEN / "stable_diffusion")
+    return pipeline.spec, pipeline.variables()
+
+
+def test_text_embeddings(stable_diffusion):
+    spec, variables = stable_diffusion
+    got = jax.jit(latent.embed_tokens(spec.text_encoder))(variables["text_encoder"], EXPECTED["tokens"])
+    assert_close(got, EXPECTED["embeddings"])
+
+
+def test_eps(stable_diffusion):
+    spec, variables = stable_diffusion
+    apply = jax.jit(latent.denoise_latents(spec))
+    got = apply(variables["denoiser"], EXPECTED["x"], EXPECTED["t"], EXPECTED["embeddings"])
+    assert_close(got, EXPECTED["eps"])
+
+
+def test_latents_there_and_back(stable_diffusion):
+    spec, variables = stable_diffusion
+    parts = variables["autoencoder"]["params"]
+    encoder = {"params": {name: parts[name] for name in ("encoder", "quant_conv")}}  # is enough to encode
+    apply = jax.jit(latent.encode(spec.autoencoder))
+    assert_close(apply(encoder, EXPECTED["images"]), EXPECTED["latents"])
+    decode = jax.jit(latent.decode(spec.autoencoder))
+    assert_close(decode(variables["autoencoder"], EXPECTED["latents"]), EXPECTED["decoded"])
+
+
+def test_the_eps_of_every_norm(stable_diffusion):
+    """With weights of 1/16, what is normalised is so small that each network's eps shows in its output."""
+    spec, variables = stable_diffusion
+
+    def scaled(path, leaf):
+        return leaf * np.float32(1 if "norm" in jax.tree_util.keystr(path) else 2**-4)
+
+    faint = jax.tree_util.tree_map_with_path(scaled, variables)
+    got = jax.jit(latent.embed_tokens(spec.text_encoder))(faint["text_encoder"], EXPECTED["tokens"])
+    assert_close(got, EXPECTED["faint_embeddings"])
+    apply = jax.jit(latent.denoise_latents(spec))
+    got = apply(faint["denoiser"], EXPECTED["x"], EXPECTED["t"], EXPECTED["embeddings"])
+    assert_close(got, EXPECTED["faint_eps"])
+    factor = np.float32(spec.autoencoder.scaling_factor)
+    got = jax.jit(latent.encode(spec.autoencoder))(faint["autoencoder"], EXPECTED["images"])
+    assert_close(got / factor, EXPECTED["faint_mean"])
+    got = jax.jit(latent.decode(spec.autoencoder))(faint["autoencoder"], EXPECTED["latents"] * factor)
+    assert_close(got, EXPECTED["faint_decoded"])
+
+
+def test_a_sample_of_the_latent(stable_diffusion):
+    """mean + std * noise, of a posterior whose log variance is clipped."""
+    spec, variables = stable_diffusion
+    network = latent.build_network(spec.autoencoder)
+    posterior = network.apply(variables["autoencoder"], EXPECTED["images"], method="encode")
+    noise = np.random.default_rng(0).standard_normal(EXPECTED["latents"].shape).astype(np.float32)
+    got = latent.encode(spec.autoencoder)(variables["autoencoder"], EXPECTED["images"], noise)
+    expected = (posterior.mean + np.exp(posterior.log_variance / 2) * noise) * spec.autoencoder.scaling_factor
+    assert_close(got, np.asarray(expected))
+    assert not np.allclose(got, EXPECTED["latents"], atol=1e-3)
+
+
+def test_shift_and_scale(stable_diffusion):
+    """(z - shift) * scale on the way in, and its inverse on the way out."""
+    _, variables = stable_diffusion
+    spec = AutoencoderSpec(
+        level_channels=(8, 16), num_res_blocks=1, norm_groups=4, scaling_factor=2.0, shift_factor=0.5
+    )
+    got = latent.encode(spec)(variables["autoencoder"], EXPECTED["images"])
+    assert_close(got, (EXPECTED["latents"] / np.float32(0.18215) - np.float32(0.5)) * np.float32(2))
+    assert_close(latent.decode(spec)(variables["autoencoder"], got), EXPECTED["decoded"])
+
+
+@pytest.mark.parametrize("layout", ["diffusers", "original"])
+def test_dit(layout):
+    """Both dialects of one network: they differ in the frequencies of t, and so in eps."""
+    vae = GOLDEN / "stable_diffusion" / "vae"
+    source = GOLDEN / ("dit" if layout == "diffusers" else "dit_original.pt")
+    pipeline = open_pipeline(source, autoencoder=vae, num_heads=3)
+    variables = pipeline.denoiser.variables()
+    apply = jax.jit(latent.denoise_latents(pipeline.spec))
+    got = apply(variables, EXPECTED["dit_x"], EXPECTED["dit_t"], EXPECTED["dit_labels"])
+    assert pipeline.spec.denoiser.layout == layout
+    assert_close(got, EXPECTED["dit_eps" if layout == "diffusers" else "dit_original_eps"])
+    assert np.abs(EXPECTED["dit_eps"] - EXPECTED["dit_original_eps"]).max() > 0.01
+
+
+def test_v_prediction(stable_diffusion):
+    """ε = √ᾱ v + σ x; the golden eps stands for v."""
+    spec, variables = stable_diffusion
+    fields = {**spec.to_json(), "prediction": "v_prediction"}
+    spec = LatentModelSpec.from_json(fields)
+    t = EXPECTED["t"]
+    got = jax.jit(latent.denoise_latents(spec))(variables["denoiser"], EXPECTED["x"], t, EXPECTED["embeddings"])
+    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    abar = np.cumprod(1 - betas)[t].astype(np.float32)[:, None, None, None]
+    assert_close(got, np.sqrt(abar) * EXPECTED["eps"] + np.sqrt(1 - abar) * EXPECTED["x"])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 5), (12, 12), (1, 40)])
+def test_attention_in_parts_is_attention(queries, keys, monkeypatch):
+    """Also where the last part is not full, and in its derivative."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, n, 3, 4)), jnp.float32) for n in (queries, keys, keys))
+    expected = layers.attend(query, key, value)
+    slope = jax.grad(lambda q: (layers.attend(q, key, value) ** 2).sum())(query)
+    monkeypatch.setattr(layers, "MAX_LOGITS", 2 * 3 * keys * 2)
+    np.testing.assert_allclose(layers.attend_bounded(query, key, value), expected, rtol=1e-6, atol=1e-6)
+    got = jax.grad(lambda q: (layers.attend_bounded(q, key, value) ** 2).sum())(query)
+    np.testing.assert_allclose(got, slope, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_memory_is_bounded():
+    """4,096 positions, 8 heads, 4 images: 2 GiB of logits at once; in parts, a fraction."""
+    shape = jax.ShapeDtypeStruct((4, 4096, 8, 40), jnp.float32)
+    compiled = jax.jit(layers.attend_bounded).lower(shape, shape, shape).compile()
+    whole = 4 * 4 * 8 * 4096**2
+    assert compiled.memory_analysis().temp_size_in_bytes < whole / 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "message"),
+    [
+        (ConditionalUnetSpec, {"level_channels": (320, 630)}, "divisible by norm_groups=32"),
+        (ConditionalUnetSpec, {"level_channels": 320}, "level_channels to be a list"),
+        (ConditionalUnetSpec, {"level_heads": (8, 8)}, "one of level_heads for each of 4 levels"),
+        (ConditionalUnetSpec, {"level_heads": (7, 8, 8, 8)}, "320 and 7"),
+        (ConditionalUnetSpec, {"attention_levels": (4,)}, r"attention_levels to be an integer in \[0, 3\]"),
+        (ConditionalUnetSpec, {"channels": True}, "channels to be an integer"),
+        (ConditionalUnetSpec, {"linear_projection": 1}, "linear_projection to be true or false"),
+        (ConditionalUnetSpec, {"norm_eps": float("nan")}, "norm_eps to be a number"),
+        (ConditionalUnetSpec, {"num_res_blocks": 16, "transformer_layers": 16}, "number of transformer layers"),
+        (DitSpec, {"layout": "new"}, "unknown layout 'new'"),
+        (DitSpec, {"latent_size": 33}, "latent_size=33 divisible by patch_size=2"),
+        (DitSpec, {"num_heads": 5}, "num_heads=5"),
+        (DitSpec, {"latent_size": 4096, "width": 8192}, "smaller table of positions"),
+        (AutoencoderSpec, {"scaling_factor": 0}, "scaling_factor"),
+        (AutoencoderSpec, {"level_channels": (128,) * 11}, "at most 10 integers"),
+        (ClipTextSpec, {"activation": "relu"}, "unknown activation 'relu'"),
+        (ClipTextSpec, {"vocabulary": 10**9}, "vocabulary"),
+    ],
+)
+def test_bad_specs(spec, fields, message):
+    with pytest.raises(ValueError, match=message) as error:
+        spec(**fields)
+    assert "\n" not in str(error.value)
+
+
+def model_spec(**changes):
+    fields = {
+        **{"denoiser": UNET_1, "autoencoder": AutoencoderSpec(), "text_encoder": ClipTextSpec()},
+        **{"image_shape": (512, 512, 3), "schedule": ScheduleSpec()},
+    }
+    return LatentModelSpec(**{**fields, **changes})
+
+
+def test_a_model_spec_goes_through_json():
+    dit = model_spec(denoiser=DitSpec(), text_encoder=None, image_shape=(256, 256, 3))
+    for spec in (model_spec(), dit, model_spec(denoiser=UNET_2, text_encoder=CLIP_H, prediction="v_prediction")):
+        assert LatentModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert (model_spec().latent_shape, dit.latent_shape) == ((64, 64, 4), (32, 32, 4))
+    assert (model_spec().num_classes, dit.num_classes) == (None, 1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_shape": (500, 512, 3)}, "divisible by 64, got 500"),
+        ({"image_shape": (512, 512, 1)}, "image_channels=3, got 1"),
+        ({"denoiser": DitSpec()}, "expected no text_encoder|image size of 256"),
+        ({"text_encoder": None}, "expected a text_encoder"),
+        ({"text_encoder": CLIP_H}, "text_encoder of width 768"),
+        ({"autoencoder": AutoencoderSpec(latent_channels=8)}, "latents of 8 channels"),
+        ({"prediction": "flow"}, "unknown prediction"),
+    ],
+)
+def test_parts_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        model_spec(**changes)
+
+
+def test_bad_json():
+    fields = model_spec().to_json()
+    for changed, message in [
+        ({**fields, "kind": "pixel"}, "expected a spec of kind 'latent'"),
+        ({**fields, "more": 1}, "unknown or missing more"),
+        ({**fields, "denoiser": {**fields["denoiser"], "kind": "vit"}}, "unknown denoiser kind 'vit'"),
+        ({**fields, "autoencoder": {"kind": "autoencoder"}}, "missing"),
+        ([], "expected a spec"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LatentModelSpec.from_json(changed)

@@ -1,0 +1,199 @@
+"""Latent models opened as users name them, against their parts called by hand."""
+
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import dime_jax as dj
+from checkpoints_convert.lora import Lora
+from checkpoints_convert.options import ConversionOptions
+from checkpoints_convert.pipeline_folder import open_pipeline
+from dime_jax import cli, data, draws, opening
+from dime_jax.denoiser import TEXT_CONDITIONS
+from dime_jax.latent_denoiser import LatentDenoiser, describe_memory
+from dime_jax.models import latent
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "latent"
+FOLDER, DIT, VAE = GOLDEN / "stable_diffusion", GOLDEN / "dit", GOLDEN / "stable_diffusion" / "vae"
+CAPTIONS = ["a cat", "a dog", "a cat", ""]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def opened(cache):
+    return dj.open_model(FOLDER, cache)
+
+
+def pixels(count=4, channels=3, size=16):
+    return np.random.default_rng(0).uniform(-1, 1, (count, size, size, channels)).astype(np.float32)
+
+
+def batch(captions=CAPTIONS):
+    count = len(captions)
+    return data.Batch(pixels(count), None, list("abcdefgh")[:count], np.arange(count), np.ones(count, bool), captions)
+
+
+def lora_file(path):
+    """A kohya LoRA of one layer of the U-Net."""
+    name = next(k for k in open_pipeline(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
+    weight = open_pipeline(FOLDER).denoiser.state()[name]
+    rng, module = np.random.default_rng(1), "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
+    tensors = {
+        f"{module}.lora_down.weight": rng.normal(size=(2, weight.shape[1])).astype(np.float32),
+        f"{module}.lora_up.weight": rng.normal(size=(weight.shape[0], 2)).astype(np.float32),
+        f"{module}.alpha": np.float32(2)[None].reshape(()),
+    }
+    safetensors.numpy.save_file(tensors, path)
+    return path
+
+
+def test_a_pipeline_is_its_parts(opened):
+    model, pipeline = opened.denoiser, open_pipeline(FOLDER)
+    variables, spec = pipeline.variables(), pipeline.spec
+    assert (model.image_shape, model.shape, model.conditions) == ((16, 16, 3), (8, 8, 4), TEXT_CONDITIONS)
+    with jax.default_matmul_precision("highest"):
+        x = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels())
+        np.testing.assert_allclose(model.encode(pixels()), x, rtol=1e-5, atol=1e-6)
+        tokens = model._tokenizer.encode(CAPTIONS)
+        condition = latent.embed_tokens(spec.text_encoder)(variables["text_encoder"], tokens)
+        np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
+        eps = latent.denoise_latents(spec)(variables["denoiser"], x, jnp.int32(7), condition)
+        np.testing.assert_allclose(model.eps(x, 7, model.embed(CAPTIONS)), eps, rtol=1e-4, atol=1e-5)
+    assert model.decode(x).shape == (4, 16, 16, 3)
+
+
+def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monkeypatch):
+    model = dj.open_model(FOLDER, cache).denoiser
+    embedded = []
+    plain = model._tokenizer.encode
+
+    class Counting:
+        def encode(self, captions):
+            embedded.extend(captions)
+            return plain(captions)
+
+    monkeypatch.setattr(model, "_tokenizer", Counting())
+    offered = model.conditions_for(batch())
+    assert tuple(offered) == TEXT_CONDITIONS
+    assert not embedded  # nothing that nobody asks for
+    own = offered["own"]
+    np.testing.assert_array_equal(own[0], own[2])
+    np.testing.assert_array_equal(offered["empty"], np.repeat(own[3:], 4, axis=0))
+    np.testing.assert_array_equal(offered["part_2"][0], model.embed([" c"])[0])  # "a", " c" and "at"
+    model.conditions_for(batch(CAPTIONS[::-1]))["own"]
+    words = [text for text in embedded if text]
+    assert sorted(words) == sorted(set(words))
+    with pytest.raises(ValueError, match="takes captions: expected one for each image, or --captions none"):
+        model.conditions_for(batch()._replace(captions=None))
+
+
+def test_samples_are_keyed_by_the_image(cache, opened):
+    model = dj.open_model(FOLDER, cache, ConversionOptions(latent="sample")).denoiser
+    spec, variables = open_pipeline(FOLDER).spec, open_pipeline(FOLDER).variables()
+    ids = ["a", "b", "c", "d"]
+    noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
+    expected = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels(), noise)
+    np.testing.assert_allclose(model.encode(pixels(), ids=ids, seed=3), expected, rtol=1e-4, atol=1e-5)
+    turned = model.encode(pixels()[::-1], ids=ids[::-1], seed=3)[::-1]
+    np.testing.assert_allclose(turned, expected, rtol=1e-4, atol=1e-5)
+    assert model.fingerprint != opened.denoiser.fingerprint
+
+
+@pytest.mark.parametrize("hold", ["bfloat16", "float16"])
+def test_held_weights_compute_in_float32(cache, opened, hold):
+    model = dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(hold)}
+    rounded = jax.tree.map(lambda leaf: leaf.astype(hold).astype(jnp.float32), opened.denoiser.params)
+    x, condition = opened.denoiser.encode(pixels()), opened.denoiser.embed(CAPTIONS)
+    with jax.default_matmul_precision("highest"):
+        expected = opened.denoiser.apply(rounded, x, jnp.int32(50), condition)
+    got = model.eps(x, 50, condition)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert model.fingerprint != opened.denoiser.fingerprint
+
+
+def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):
+    file = lora_file(tmp_path / "style.safetensors")
+    options = ConversionOptions(lora=[file], lora_scale=[0.5])
+    model = dj.open_model(FOLDER, tmp_path / "cache", options)
+    expected = open_pipeline(FOLDER, loras=(Lora(file, 0.5),)).variables()
+    jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, expected)
+    assert "LoRA: style.safetensors at scale 0.5" in model.facts
+    assert model.denoiser.fingerprint != opened.denoiser.fingerprint
+    same = dj.open_model(FOLDER, tmp_path / "cache", options)
+    assert "before" in same.origin
+    assert same.denoiser.fingerprint == model.denoiser.fingerprint
+    full = dj.open_model(FOLDER, tmp_path / "cache", ConversionOptions(lora=[file]))
+    assert full.denoiser.fingerprint not in (model.denoiser.fingerprint, opened.denoiser.fingerprint)
+    shutil.copy(lora_file(tmp_path / "other.safetensors"), file)  # the same content: found again
+    assert "before" in dj.open_model(FOLDER, tmp_path / "cache", options).origin
+
+
+def test_a_dit_takes_classes(cache):
+    model = dj.open_model(DIT, cache, ConversionOptions(autoencoder=VAE)).denoiser
+    assert isinstance(model, LatentDenoiser)
+    assert (model.conditions, model.num_classes) == (("own",), open_pipeline(DIT, autoencoder=VAE).spec.num_classes)
+    x = model.encode(pixels(2, size=model.image_shape[0]))
+    assert model.eps(x, 3, np.array([0, 1])).shape == (2, *model.shape)
+    with pytest.raises(ValueError, match="takes no text"):
+        model.embed(["a cat"])
+
+
+def test_the_memory_is_said_before_anything_is_read(tmp_path, monkeypatch, opened):
+    said = []
+    spec = open_pipeline(FOLDER).spec
+    monkeypatch.setattr("checkpoints_convert.pipeline_folder.convert_pipeline", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        opening.open_model(FOLDER, tmp_path, say=said.append)
+    assert said == [describe_memory(spec)]
+    values = sum(leaf.size for leaf in jax.tree.leaves(opened.denoiser.params))
+    assert said[0].startswith(f"{values:,} weights take {4 * values / 1e6:.1f} MB of memory in float32;")
+    assert f"take {2 * values / 1e6:.1f} MB of memory in bfloat16, and {4 * values / 1e6:.1f} MB more while" in (
+        describe_memory(spec, "bfloat16")
+    )
+
+
+def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
+    output = tmp_path / "model"
+    assert cli.main(["convert", "--source", str(FOLDER), "--output", str(output)]) == 0
+    assert "architecture: conditional_unet" in capsys.readouterr().out
+    assert dj.load_denoiser(output).fingerprint == opened.denoiser.fingerprint
+    sampled = dj.open_model(output, tmp_path, ConversionOptions(latent="sample"))
+    assert sampled.origin == "a model directory"
+    with pytest.raises(ValueError, match="not converted: expected no --lora=x"):
+        dj.open_model(output, tmp_path, ConversionOptions(lora=["x"]))
+    with pytest.raises(ValueError, match="unknown latent 'median'"):
+        dj.open_model(output, tmp_path, ConversionOptions(latent="median"))
+
+
+def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
+    pixel_model = GOLDEN.parent / "ddpm_secmi.pt"
+    with pytest.raises(ValueError, match="is no latent model: expected no --lora"):
+        dj.open_model(pixel_model, tmp_path, ConversionOptions(lora=[pixel_model]))
+    with pytest.raises(ValueError, match="no file or folder nowhere"):
+        dj.open_model(FOLDER, tmp_path, ConversionOptions(lora=["nowhere"]))
+    with pytest.raises(ValueError, match="expected no --latent=sample"):
+        dj.open_model("digits", tmp_path, ConversionOptions(latent="sample"))
+    with pytest.raises(ValueError, match="expected one --lora_scale for each --lora, got 1 for 2"):
+        ConversionOptions(lora=["a", "b"], lora_scale=[1.0])
+
+
+def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
+    from checkpoints_convert import hub
+
+    commit = "0123456789" * 4
+    snapshot = shutil.copytree(FOLDER, tmp_path / commit)
+    monkeypatch.setattr(hub, "fetch", lambda name: hub.HubModel(pathlib.Path(snapshot), commit, ()))
+    model = dj.open_model("hf:owner/name@main", tmp_path / "cache")
+    assert model.commit == commit
+    assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")
