@@ -14,7 +14,7 @@ import pytest
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import _distributed, checkpoints
+from dime_jax import _distributed, checkpoints, model_check
 from dime_jax._records import plain
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, runs, study, tables
@@ -29,6 +29,13 @@ def get_config(name, *variant):
     return importlib.import_module(f"experiments.configs.{name}").get_config(*variant)
 
 
+def run_smoke(name, workdir):
+    """Check the model with two images: with more, a random network would be asked in every other way as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_check, "IMAGES", 2)
+        return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     """name -> workdir of its smoke run, made when first asked for. Runs of the same network share its compilation."""
@@ -36,7 +43,7 @@ def smoke(tmp_path_factory):
     @functools.cache
     def workdir(name):
         directory = tmp_path_factory.mktemp(name)
-        attack.run(get_config(name, "smoke"), directory, f"experiments/configs/{name}.py:smoke")
+        run_smoke(name, directory)
         return directory
 
     return workdir
@@ -69,9 +76,8 @@ class TestSmoke:
         assert manifest["identity"]["transform"] == expected.get(name, name)
 
     def test_again_costs_nothing(self, smoke):
-        config, workdir = get_config("cifar100", "smoke"), smoke("cifar100")
-        before = json.loads((workdir / "attack" / "results.json").read_text())
-        assert plain(attack.run(config, workdir, "experiments/configs/cifar100.py:smoke")) == before
+        before = json.loads((smoke("cifar100") / "attack" / "results.json").read_text())
+        assert plain(run_smoke("cifar100", smoke("cifar100"))) == before
 
     def test_tables_and_figures_from_the_runs(self, smoke, tmp_path):
         directories = [smoke(name) / "attack" for name in STUDIES]
@@ -90,7 +96,7 @@ class TestSmoke:
         other = study.generated_directory(smoke("cifar10")) / generated.CHECKPOINT
         shutil.copy(other, study.generated_directory(tmp_path / "w") / generated.CHECKPOINT)
         with pytest.raises(ValueError, match=r"cannot continue the score table .*: model was"):
-            attack.run(get_config("cifar100", "smoke"), tmp_path / "w")
+            run_smoke("cifar100", tmp_path / "w")
 
     def test_scrambled_labels_only_as_published(self, smoke):
         config = get_config("imagenet256", "smoke")
@@ -223,8 +229,16 @@ def test_first_process_raises_its_own_error():
         _distributed.on_first_process(fail)
 
 
+PROGRAM = """
+import runpy
+from dime_jax import model_check
+model_check.IMAGES = 2  # as `run_smoke`
+runpy.run_module("experiments.attack", run_name="__main__")
+"""
+
+
 def start(workdir, process, address):
-    command = [sys.executable, "-m", "experiments.attack", f"--workdir={workdir}"]
+    command = [sys.executable, "-c", PROGRAM, f"--workdir={workdir}"]
     command += ["--config=experiments/configs/cifar10.py:smoke", "--distributed", f"--coordinator={address}"]
     command += ["--num_processes=2", f"--process_id={process}", "--config.attack.names=('loss', 'sima_l4')"]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

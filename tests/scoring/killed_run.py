@@ -4,7 +4,8 @@ import os
 import sys
 
 if len(sys.argv) > 2:
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[2]}"
+    flags = os.environ.get("XLA_FLAGS", "")  # of which the last wins
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={sys.argv[2]}"
 
 import jax
 

@@ -1,7 +1,6 @@
 """Whole runs: killed and continued, on other devices, longer, and everything that is refused."""
 
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -24,11 +23,10 @@ SCRIPT = pathlib.Path(__file__).with_name("killed_training.py")
 STEPS = 40
 
 
-def start(workdir, cache, *arguments):
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+def start(workdir, *arguments):
     command = [sys.executable, str(SCRIPT), str(workdir), str(STEPS), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=environment, **pipes)
+    return subprocess.Popen(command, text=True, **pipes)
 
 
 def finish(process):
@@ -86,8 +84,8 @@ def half(tmp_path_factory):
     return workdir
 
 
-def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path, compilation_cache):
-    process = start(tmp_path, compilation_cache)
+def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path):
+    process = start(tmp_path)
     log = tmp_path / "train" / "metrics.jsonl"
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= 3):
         time.sleep(0.005)
@@ -95,7 +93,7 @@ def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path, compil
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
-    finish(start(tmp_path, compilation_cache))
+    finish(start(tmp_path))
     assert equal(variables(unbroken / "model"), variables(tmp_path / "model"))
     assert logged(unbroken) == logged(tmp_path)
     assert [step for step, _ in logged(unbroken)] == list(range(5, STEPS + 1, 5))
@@ -159,13 +157,13 @@ def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
     refused("divisible by 4 devices, got 6", recipe=tiny.recipe(batch_size=6))
 
 
-def test_a_damaged_state_is_named(half, tmp_path, compilation_cache):
+def test_a_damaged_state_is_named(half, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(half, workdir)
     for file in (workdir / "train" / "state" / str(STEPS // 2)).rglob("d/*"):
         file.write_bytes(b"")
     # In a process of its own, since orbax leaves exceptions behind that would disturb other tests.
-    (line,) = failure(start(workdir, compilation_cache))
+    (line,) = failure(start(workdir))
     assert f"state/{STEPS // 2} cannot be read: " in line
 
 
@@ -178,10 +176,10 @@ def test_a_full_disk_is_seen_before_it_is_written_to(half, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_failed_write_is_one_line_and_earlier_states_stay(half, tmp_path, compilation_cache):
+def test_a_failed_write_is_one_line_and_earlier_states_stay(half, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(half, workdir)
-    line, *_ = failure(start(workdir, compilation_cache, 4096))
+    line, *_ = failure(start(workdir, 4096))
     assert re.search(r"state/25 cannot be written: .*File too large", line)
     with checkpoints.TrainingCheckpoints(workdir / "train" / "state") as states:
         assert states.latest_step == STEPS // 2
