@@ -14,8 +14,6 @@ os.environ.setdefault(
 # Workers, and the processes that tests start, compile each program once between them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-# A test need not survive a power cut, and small audits would spend much of their time waiting for the disk.
-os.fsync = lambda descriptor: None
 
 import hypothesis
 import jax
@@ -29,6 +27,9 @@ hypothesis.settings.load_profile("repeatable")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A test need not survive a power cut, and small audits would spend much of their time waiting for the disk.
+os.fsync = lambda descriptor: None
 
 
 def pytest_collection_modifyitems(items):
