@@ -14,7 +14,7 @@ import numpy as np
 from checkpoints_convert.mapping import Dialect, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.torch_pickle import CheckpointError
-from checkpoints_convert.weights_file import Weights
+from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax import _validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
@@ -106,7 +106,7 @@ def make_spec(
 
 
 def make_checkpoint(
-    weights: Weights,
+    weights: ChosenWeights,
     dialect: Dialect,
     options: ConversionOptions,
     architecture: DdpmUnetSpec | GuidedUnetSpec,
@@ -148,7 +148,7 @@ def describe_schedule(schedule: ScheduleSpec) -> str:
     return f"{schedule.kind}{ends}, {schedule.num_steps} steps{zero}"
 
 
-def sample_size(weights: Weights) -> Known[Size] | None:
+def sample_size(weights: ChosenWeights) -> Known[Size] | None:
     """Height and width of x_T, the noise from which pytorch-ddpm draws its sample sheet."""
     x_t = weights.contents.get("x_T") if isinstance(weights.contents, Mapping) else None
     if not isinstance(x_t, np.ndarray) or x_t.ndim != 4:
@@ -156,7 +156,7 @@ def sample_size(weights: Weights) -> Known[Size] | None:
     return Known((x_t.shape[2], x_t.shape[3]), "x_T in the file")
 
 
-def stored_schedule(weights: Weights) -> Known[ScheduleSpec] | None:
+def stored_schedule(weights: ChosenWeights) -> Known[ScheduleSpec] | None:
     """The schedule of the betas that a training module keeps beside its network."""
     betas = weights.buffers.get("betas")
     if betas is None:

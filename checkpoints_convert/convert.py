@@ -13,7 +13,7 @@ from checkpoints_convert.checkpoint import Checkpoint, check_options
 from checkpoints_convert.mapping import Dialect, Entry, StateDict
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from checkpoints_convert.unsupported import is_latent_folder, refuse_unsupported
-from checkpoints_convert.weights_file import Weights, about
+from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax import checkpoints, models
 from dime_jax._typing import PyTree
 from dime_jax.models import LatentModelSpec
@@ -21,7 +21,7 @@ from dime_jax.models import LatentModelSpec
 CONVERTER_VERSION = 2
 _MODULES = (secmi, ddim, diffusers, guided)
 DIALECTS = {module.DIALECT.name: module.DIALECT for module in _MODULES}
-_OPEN_WEIGHTS: dict[str, Callable[[Weights, ConversionOptions], Checkpoint]] = {
+_OPEN_WEIGHTS: dict[str, Callable[[ChosenWeights, ConversionOptions], Checkpoint]] = {
     module.DIALECT.name: module.open_weights for module in _MODULES
 }
 _PROGRESS_BYTES = 2**28

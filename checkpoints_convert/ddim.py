@@ -3,7 +3,7 @@
 from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
 from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.weights_file import Weights
+from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_LEVELS, check_integer
 
@@ -52,7 +52,7 @@ DIALECT = Dialect(
 )
 
 
-def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """The checkpoint of a file's weights."""
     architecture = infer_spec(weights.state)
     schedule = stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)

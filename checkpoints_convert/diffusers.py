@@ -12,7 +12,7 @@ from checkpoints_convert.checkpoint import Checkpoint, Known, Size, make_spec
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import Dialect, block_names
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.weights_file import Weights, about
+from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._typing import JsonObject
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
 from dime_jax.models.latent_spec import ConditionalUnetSpec
@@ -171,7 +171,7 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     return Checkpoint(file, weights.state, dialect, which, spec, tuple(lines))
 
 
-def open_weights(weights: Weights, options: ConversionOptions) -> NoReturn:
+def open_weights(weights: ChosenWeights, options: ConversionOptions) -> NoReturn:
     """Refuse a weights file by itself, which does not say enough."""
     del weights, options
     raise ValueError("diffusers weights without their config: expected the folder that holds config.json")

@@ -11,7 +11,7 @@ from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, mak
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import Dialect, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.weights_file import Weights, about
+from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._typing import JsonObject
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
@@ -71,7 +71,7 @@ class GuidedNetwork(NamedTuple):
     schedule: ScheduleSpec
 
 
-def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """The checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
     if options.model_flags is None:
         network = recognise(weights.state)

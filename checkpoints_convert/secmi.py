@@ -7,7 +7,7 @@ averaged along with the weights; GroupNorm's eps is PyTorch's default; the strid
 from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
 from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec, numbered
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.weights_file import Weights
+from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
 
 _CODE = "pytorch-ddpm"
@@ -58,7 +58,7 @@ DIALECT = Dialect(
 )
 
 
-def open_weights(weights: Weights, options: ConversionOptions) -> Checkpoint:
+def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """The checkpoint of a file's weights."""
     architecture = infer_spec(weights.state)
     steps = architecture.time_table_steps or ScheduleSpec.num_steps

@@ -94,7 +94,7 @@ class WeightSet(NamedTuple):
     buffers: StateDict
 
 
-class Weights(NamedTuple):
+class ChosenWeights(NamedTuple):
     """The weights that were chosen.
 
     Attributes:
@@ -114,7 +114,7 @@ class Weights(NamedTuple):
     facts: tuple[str, ...]
 
 
-def choose(file: Path, contents: object, wanted: str | None) -> Weights:
+def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
     """One set of weights out of a file: the one that is wanted (see `ConversionOptions`), else the EMA, else the only.
 
     Args:
@@ -138,7 +138,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> Weights:
         facts.append(f"weights: {chosen.key}{' (EMA)' if chosen.is_ema else ''}; the file also holds {_listed(others)}")
     if chosen.buffers:
         facts.append(f"not the network's, and left out: {_listed(list(chosen.buffers))}")
-    return Weights(file, contents, chosen.state, which, chosen.buffers, tuple(map(torch_file.printable, facts)))
+    return ChosenWeights(file, contents, chosen.state, which, chosen.buffers, tuple(map(torch_file.printable, facts)))
 
 
 def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -> WeightSet:

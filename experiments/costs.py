@@ -32,7 +32,7 @@ STUDIES = {"cifar10": "ddpm", "cifar100": "ddpm", "stl10u": "ddpm", "celeba": "d
 _ROUNDS = 3
 
 
-class Cost(NamedTuple):
+class StudyCost(NamedTuple):
     """Queries of one `:paper` attack; those on the test half are at most so many."""
 
     study: str
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
         return self.images[0] * self.calibration_per_image + self.images[1] * self.test_per_image
 
 
-def cost(study: str) -> Cost:
+def cost(study: str) -> StudyCost:
     """Queries of a study's `:paper` attack."""
     section = importlib.import_module(f"experiments.configs.{study}").get_config("paper").attack
     jobs = jobs_of(section)
@@ -56,7 +56,7 @@ def cost(study: str) -> Cost:
         dearest[tier] = max(job.queries, dearest.get(tier, 0))
     plan = planning.make_plan(jobs, linear_schedule())
     images = (2 * section.calibration_size, 2 * section.test_size)
-    return Cost(study, images, plan.queries_per_image, sum(dearest.values()))
+    return StudyCost(study, images, plan.queries_per_image, sum(dearest.values()))
 
 
 def networks() -> dict[str, ModelSpec]:
@@ -83,7 +83,7 @@ def seconds_per_query(spec: ModelSpec) -> float:
     return float(np.median(seconds[1:])) / size
 
 
-def to_markdown(costs: Sequence[Cost], seconds: dict[str, float]) -> str:
+def to_markdown(costs: Sequence[StudyCost], seconds: dict[str, float]) -> str:
     """A table; with hours on one device where the time of the study's network is known.
 
     Args:

@@ -62,7 +62,7 @@ class DpTable(NamedTuple):
         return (*self.private, self.vanilla)
 
 
-class Check(NamedTuple):
+class ArmCheck(NamedTuple):
     """The rows of an arm against TPR <= e^ε FPR + δ and its mirror image.
 
     Attributes:
@@ -111,7 +111,7 @@ def _test_images(arm: ArmResult) -> str:
 # ---------------------------------------------------------------------------------------------------- what it can show
 
 
-def check(arm: ArmResult) -> Check:
+def check(arm: ArmResult) -> ArmCheck:
     """Whether anything that was measured speaks against the guarantee of a private arm."""
     assert arm.privacy is not None
     epsilon, delta, run = arm.privacy["epsilon"], arm.privacy["delta"], arm.run
@@ -122,7 +122,7 @@ def check(arm: ArmResult) -> Check:
     ]
     each = 1 - (1 - CONFIDENCE) / len(run.rows)
     refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
-    return Check(tuple(above), tuple(refuting), lower_bound(run, run.rows[arm.best], delta))
+    return ArmCheck(tuple(above), tuple(refuting), lower_bound(run, run.rows[arm.best], delta))
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:

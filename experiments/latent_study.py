@@ -50,15 +50,15 @@ class Size(NamedTuple):
 SIZES = {"smoke": Size(70, 30, 600, 16), "laptop": Size(300, 1500, 20_000, 64)}
 
 
-class Images(NamedTuple):
+class CaptionedImages(NamedTuple):
     """Pictures uint8 [n, H, W, 3] and a caption for each."""
 
     pictures: np.ndarray
     captions: list[str]
 
-    def part(self, indices: np.ndarray) -> "Images":
+    def part(self, indices: np.ndarray) -> "CaptionedImages":
         """Some of them."""
-        return Images(self.pictures[indices], [self.captions[index] for index in indices])
+        return CaptionedImages(self.pictures[indices], [self.captions[index] for index in indices])
 
 
 def make(output: pathlib.Path, size: Size, seed: int = 0) -> pathlib.Path:
@@ -73,11 +73,11 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> pathlib.Path:
     write_images(output / "heldout", heldout.part(np.arange(CANDIDATES, size.images)))
     first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
     pictures = np.concatenate([side.pictures for side in first])
-    write_images(output / "candidates", Images(pictures, [*first[0].captions, *first[1].captions]))
+    write_images(output / "candidates", CaptionedImages(pictures, [*first[0].captions, *first[1].captions]))
     return folder
 
 
-def train(folder: pathlib.Path, images: Images, members: Images, size: Size, seed: int) -> None:
+def train(folder: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:
     """Train the autoencoder on images and the U-Net on members, and save the pipeline beside its tokenizer."""
     keys = jax.random.split(jax.random.key(seed), 5)
     spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
@@ -271,7 +271,7 @@ def write_tokenizer(folder: pathlib.Path) -> None:
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
 
 
-def write_images(folder: pathlib.Path, images: Images) -> None:
+def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
     """A folder of pictures, and metadata.jsonl with their captions."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04d}.png" for number in range(len(images.captions))]
@@ -281,12 +281,14 @@ def write_images(folder: pathlib.Path, images: Images) -> None:
     (folder / "metadata.jsonl").write_text("\n".join([*rows, ""]), encoding="utf-8")
 
 
-def _digits() -> Images:
+def _digits() -> CaptionedImages:
     source = data.open_source("digits")
     assert source.labels is not None
     small = np.concatenate([source.read(index)[None].repeat(3, axis=-1) for index in range(len(source))])
     side = IMAGE_SIZE // small.shape[1]
-    return Images(small.repeat(side, axis=1).repeat(side, axis=2), [f"the digit {WORDS[n]}" for n in source.labels])
+    return CaptionedImages(
+        small.repeat(side, axis=1).repeat(side, axis=2), [f"the digit {WORDS[n]}" for n in source.labels]
+    )
 
 
 def _floats(pictures: np.ndarray) -> jax.Array:

@@ -32,7 +32,7 @@ _FIRST = flags.DEFINE_integer("first", UPDATES, "the first number of updates to 
 _LAST = flags.DEFINE_integer("last", 30 * UPDATES, "where to give up")
 
 
-class Check(NamedTuple):
+class StopCheck(NamedTuple):
     """One look at the calibration half.
 
     Attributes:
@@ -64,7 +64,7 @@ def enough(found: list[float]) -> int | None:
     return None
 
 
-def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> Check:
+def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     """Calibrate as the default audit of the model would."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
     denoiser = open_model(model, output, config.conversion).denoiser
@@ -74,7 +74,7 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> Check:
     table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
     member = pipeline.frozen_scores(table, decision.decider, half.member)
     heldout = pipeline.frozen_scores(table, decision.decider, half.heldout)
-    return Check(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
+    return StopCheck(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
 
 
 def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
@@ -90,7 +90,7 @@ def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
 def main(argv: list[str]) -> None:
     """Train and check in turn, and say which model it is."""
     del argv
-    workdir, checks = pathlib.Path(_WORKDIR.value), list[Check]()
+    workdir, checks = pathlib.Path(_WORKDIR.value), list[StopCheck]()
     for updates in range(_FIRST.value, _LAST.value + 1, UPDATES):
         model = train_to(updates, workdir)
         checks.append(check(model, updates, workdir / "stopping" / str(updates)))

@@ -194,7 +194,7 @@ class LinePanel(NamedTuple):
     eps: np.ndarray
 
 
-class Line(NamedTuple):
+class LineNumbers(NamedTuple):
     """One panel per training set, at the same noise levels."""
 
     t: list[int]
@@ -203,7 +203,7 @@ class Line(NamedTuple):
     panels: list[LinePanel]
 
 
-def denoiser_1d(config: ConfigDict) -> Line:
+def denoiser_1d(config: ConfigDict) -> LineNumbers:
     """ε* on the line, for a few training sets and noise levels (paper, Figure synthetic-denoiser).
 
     The schedule's timestep nearest to each ᾱ asked for is used, and its own ᾱ reported.
@@ -220,10 +220,10 @@ def denoiser_1d(config: ConfigDict) -> Line:
         scale, steps = np.repeat(schedule.sqrt_abar_table[t], len(x)), np.repeat(t, len(x))
         eps = denoiser.eps((scale * np.tile(x, len(t)))[:, None], steps)
         panels.append(LinePanel(len(train), train, x, np.asarray(eps).reshape(len(t), len(x))))
-    return Line(t, schedule.abar_table[t].tolist(), schedule.sigma_table[t].tolist(), panels)
+    return LineNumbers(t, schedule.abar_table[t].tolist(), schedule.sigma_table[t].tolist(), panels)
 
 
-def draw_denoiser_1d(numbers: Line) -> Figure:
+def draw_denoiser_1d(numbers: LineNumbers) -> Figure:
     """A panel per training set, its points as dashed lines; the darker the curve the lower the noise."""
     figure, axes = figures.new_figure(1, len(numbers.panels), height=2.4)
     for panel, line in zip(axes[0], numbers.panels):

@@ -46,7 +46,7 @@ class Lead(NamedTuple):
     tpr: metrics.Estimate
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     """One row of a table."""
 
     row: Row
@@ -59,14 +59,14 @@ class Table(NamedTuple):
 
     run: Run
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
 
 
 def make_table(run: Run) -> Table:
     """The table of a run."""
     epsilon = run.config.get("dp", {}).get("epsilon")
     paper = paper_values.published(run.study, epsilon) if is_papers_setting(run) else {}
-    lines = tuple(Line(row, paper.get((row.attack, row.q)), lead(run, row)) for row in run.rows)
+    lines = tuple(TableLine(row, paper.get((row.attack, row.q)), lead(run, row)) for row in run.rows)
     kind = TITLES.get(run.study, run.study)
     privacy = "" if epsilon is None else f", ε = {epsilon:g}"
     return Table(run, f"{kind}{privacy} ({run.name})", lines)
@@ -136,7 +136,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     return stream.getvalue()
 
 
-def _record(run: Run, line: Line) -> dict[str, str | int | float]:
+def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
     row, result = line.row, line.row.result
     record: dict[str, str | int | float] = {
         "study": run.study,
@@ -164,7 +164,7 @@ def _record(run: Run, line: Line) -> dict[str, str | int | float]:
     return record
 
 
-def _cell(line: Line, name: str, with_paper: str) -> str:
+def _cell(line: TableLine, name: str, with_paper: str) -> str:
     """Our value with its interval, and the paper's where there is one, as `with_paper` puts them together."""
     ours = percent(line.row.estimate(name))
     return ours if line.paper is None else with_paper.format(ours, getattr(line.paper, name))

@@ -55,6 +55,23 @@ def failing():
     return Failing
 
 
+@pytest.fixture
+def folds(monkeypatch):
+    """The rows (train, test) of every fold that a blind baseline goes through."""
+    from dime_jax.evidence import blind
+
+    seen = []
+
+    class Splitter(blind.StratifiedGroupKFold):
+        def split(self, *arguments):
+            for fold in super().split(*arguments):
+                seen.append(fold)
+                yield fold
+
+    monkeypatch.setattr(blind, "StratifiedGroupKFold", Splitter)
+    return seen
+
+
 @pytest.fixture(scope="session")
 def schedule():
     return dj.linear_schedule()

@@ -82,3 +82,13 @@ def test_types_are_said_where_they_are_known():
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     assert 1000 * len(re.findall(r"\bAny\b", source)) <= 10 * source.count("\n")
     assert len(re.findall(r"\b(?:dict|Mapping)\[str, Any\]", source)) <= 20
+
+
+def test_no_two_public_classes_share_a_name():
+    homes = collections.defaultdict(list)
+    for file in (file for top in TREES for file in (PACKAGE.parent / top).rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(file.relative_to(PACKAGE.parent).as_posix())
+    assert "Denoiser" in homes
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

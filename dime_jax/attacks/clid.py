@@ -47,7 +47,7 @@ class Told(Call):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Blend:
     """1 - a and a for two standardised terms, a = 0, 0.05, …, 1.
 
     CLiD scales by median and quartiles; that is another unit for a, and calibration chooses a.
@@ -96,7 +96,7 @@ ATTACKS = (
         recipe=recipe,
         grids=_GRIDS,
         signs=(1, 1),
-        rule=Mixture(),
+        rule=Blend(),
         family="CLiD",
         conditions=TEXT_CONDITIONS,
     ),

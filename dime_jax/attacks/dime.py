@@ -84,8 +84,8 @@ class Scaled(Call):
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Probe(Call):
-    """ε(g + γσ z_index, t) at sign probe z. State: ε."""
+class _AtProbe(Call):
+    """A query at distance γσ from the scaled image, along sign probe z_index."""
 
     t: int
     gamma: float
@@ -93,15 +93,20 @@ class Probe(Call):
 
     needs_source: ClassVar[frozenset[str]] = frozenset({"trace"})
 
-    @property
-    def source(self) -> Call:
-        """The base response, needed by forward differences only."""
-        return Scaled(self.t)
-
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range and γ > 0."""
         _validate.check_timestep(self.t, schedule.num_steps)
         _validate.check_positive(self.gamma, "gamma")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Probe(_AtProbe):
+    """ε(g + γσ z_index, t) at sign probe z. State: ε."""
+
+    @property
+    def source(self) -> Call:
+        """The base response, needed by forward differences only."""
+        return Scaled(self.t)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers norm: ‖ε‖; trace: zᵀ(ε - ε_base)/γσ, if the base response is given."""
@@ -114,23 +119,13 @@ class Probe(Call):
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Mirror(Call):
+class Mirror(_AtProbe):
     """ε(g - γσ z_index, t): the other side of a probe, for central differences."""
-
-    t: int
-    gamma: float
-    index: int
-
-    needs_source: ClassVar[frozenset[str]] = frozenset({"trace"})
 
     @property
     def source(self) -> Call:
         """The probe whose other side this is."""
         return Probe(self.t, self.gamma, self.index)
-
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require what the probe requires."""
-        self.source.check(schedule)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers norm: ‖ε₋‖; trace: zᵀ(ε₊ - ε₋)/2γσ."""

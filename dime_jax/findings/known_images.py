@@ -8,7 +8,7 @@ from dime_jax.findings.arrays import BlindScores
 from dime_jax.findings.facts import RoleCounts
 from dime_jax.findings.frozen import best_calibrated
 from dime_jax.findings.record import Record, Sides
-from dime_jax.findings.results import BlindBaseline, Comparison
+from dime_jax.findings.results import BlindFinding, ComparisonRow
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE
@@ -16,7 +16,7 @@ from dime_jax.scoring.score_table import NOT_FINITE
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
 
-def find_comparisons(record: Record) -> tuple[Comparison, ...]:
+def find_comparisons(record: Record) -> tuple[ComparisonRow, ...]:
     """At each of DIME's budgets: DIME against the baseline that calibration found best at no more queries."""
     found = []
     for dime in (one for one in record.calibrations if one.attack == "dime"):
@@ -28,21 +28,23 @@ def find_comparisons(record: Record) -> tuple[Comparison, ...]:
         ours, theirs = _paired(record.scores(dime), record.scores(rival))
         result = metrics.compare(ours, theirs, seed=record.facts.settings.seed)
         tpr_difference = result.tpr_difference_at_fpr[0.01]
-        found.append(Comparison(budget, dime.label, rival.label, result.auc_difference, result.p_value, tpr_difference))
+        found.append(
+            ComparisonRow(budget, dime.label, rival.label, result.auc_difference, result.p_value, tpr_difference)
+        )
     return tuple(found)
 
 
-def find_blind_baseline(record: Record) -> BlindBaseline | None:
+def find_blind_baseline(record: Record) -> BlindFinding | None:
     """The classifier that never saw the model, beside the attack that decides on the same images."""
     return _beside_decider(record, record.arrays.blind, record.facts.blind_auc)
 
 
-def find_caption_baseline(record: Record) -> BlindBaseline | None:
+def find_caption_baseline(record: Record) -> BlindFinding | None:
     """The classifier that saw the captions alone; None if the model was not asked with them."""
     return _beside_decider(record, record.arrays.caption_blind, record.facts.caption_auc)
 
 
-def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindBaseline | None:
+def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
     scores = (
@@ -50,7 +52,7 @@ def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | 
     )
     attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
     gap = evidence.gap_over_blind(*attack, *blind)
-    return BlindBaseline(
+    return BlindFinding(
         auc=auc,
         gap=gap.difference,
         p_value=gap.p_value,

@@ -52,7 +52,7 @@ class AuditDecidedBy(DecidedBy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ComparisonRow:
     """DIME minus the best baseline at no more queries, paired on the test half; both are "attack@queries"."""
 
     budget: int
@@ -64,7 +64,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlindBaseline:
+class BlindFinding:
     """A classifier that never saw the model, and what the attack has over it.
 
     Attributes:
@@ -168,8 +168,8 @@ class AuditFindings(Evaluation):
     """
 
     decided_by: AuditDecidedBy
-    comparisons: tuple[Comparison, ...]
-    blind_baseline: BlindBaseline | None
+    comparisons: tuple[ComparisonRow, ...]
+    blind_baseline: BlindFinding | None
     epsilon_lower_bound: EpsilonBound | None
     candidates: CandidatesFound | None
     duplicates: DuplicateFacts
@@ -180,7 +180,7 @@ class AuditFindings(Evaluation):
     environment: Environment
     headline: Headline
     captions: Absent[str] = None
-    caption_baseline: Absent[BlindBaseline] = None
+    caption_baseline: Absent[BlindFinding] = None
 
     @property
     def deciding_row(self) -> ResultRow | None:

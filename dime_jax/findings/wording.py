@@ -7,7 +7,7 @@ from dime_jax.evaluation import Evaluation, ResultRow
 from dime_jax.evidence import DeletionVerdict, Direction, Judgement
 from dime_jax.findings.results import (
     AuditFindings,
-    BlindBaseline,
+    BlindFinding,
     CandidatesFound,
     DeletionFindings,
     Headline,
@@ -150,7 +150,7 @@ def _alarms(results: AuditFindings, row: ResultRow) -> list[str]:
     return alarms + _candidate_alarms(results.candidates) + _contradiction(results.candidates, row)
 
 
-def _caption_alarms(blind: BlindBaseline | None) -> list[str]:
+def _caption_alarms(blind: BlindFinding | None) -> list[str]:
     """What to read first about captions that betray the set."""
     if blind is None or not blind.fires:
         return []

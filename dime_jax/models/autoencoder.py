@@ -24,7 +24,7 @@ class Posterior(NamedTuple):
     log_variance: jax.Array
 
 
-class ResBlock(nn.Module):
+class AutoencoderBlock(nn.Module):
     """x + conv(silu(GN(conv(silu(GN(x)))))), with a 1×1 shortcut where the width changes."""
 
     channels: int
@@ -40,7 +40,7 @@ class ResBlock(nn.Module):
         return layers.add_residual(x, h)
 
 
-class Attention(nn.Module):
+class AutoencoderAttention(nn.Module):
     """x + out(softmax(q kᵀ / √C) v), with q, k, v three maps of GN(x) and one head."""
 
     groups: int
@@ -66,10 +66,10 @@ class Middle(nn.Module):
     def __call__(self, h: jax.Array) -> jax.Array:
         """Blocks over h [B, H, W, C]."""
         groups = self.spec.norm_groups
-        h = ResBlock(h.shape[-1], groups, name="block_0")(h)
+        h = AutoencoderBlock(h.shape[-1], groups, name="block_0")(h)
         if self.spec.middle_attention:
-            h = Attention(groups, name="attention")(h)
-        return ResBlock(h.shape[-1], groups, name="block_1")(h)
+            h = AutoencoderAttention(groups, name="attention")(h)
+        return AutoencoderBlock(h.shape[-1], groups, name="block_1")(h)
 
 
 class Encoder(nn.Module):
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         h = conv3x3(spec.level_channels[0], "conv_in", jnp.float32)(x)
         for level, channels in enumerate(spec.level_channels):
             for block in range(spec.num_res_blocks):
-                h = ResBlock(channels, spec.norm_groups, name=f"down_{level}_block_{block}")(h)
+                h = AutoencoderBlock(channels, spec.norm_groups, name=f"down_{level}_block_{block}")(h)
             if level != len(spec.level_channels) - 1:
                 padding = ((0, 1), (0, 1))
                 h = conv3x3(channels, f"down_{level}_downsample", jnp.float32, strides=2, padding=padding)(h)
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
         h = Middle(spec, name="middle")(h)
         for level, channels in reversed(list(enumerate(spec.level_channels))):
             for block in range(spec.num_res_blocks + 1):
-                h = ResBlock(channels, spec.norm_groups, name=f"up_{level}_block_{block}")(h)
+                h = AutoencoderBlock(channels, spec.norm_groups, name=f"up_{level}_block_{block}")(h)
             if level:
                 h = layers.upsample_conv3x3(channels, f"up_{level}_upsample", jnp.float32)(h)
         h = nn.silu(GroupNorm(spec.norm_groups, _NORM_EPS, name="norm_out")(h))

@@ -16,7 +16,7 @@ _NORM_EPS = 1e-6  # of the GroupNorm before a transformer, whatever the spec's n
 _LAYER_NORM_EPS = 1e-5
 
 
-class Attention(nn.Module):
+class ContextAttention(nn.Module):
     """out(softmax(q kᵀ / √d) v) with q from x, and k, v from the context."""
 
     heads: int
@@ -41,9 +41,9 @@ class TransformerLayer(nn.Module):
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
         """Layer over tokens x [B, N, C] and context [B, M, D]."""
         h = layer_norm(_LAYER_NORM_EPS, "norm_1")(x)
-        x = x + Attention(self.heads, name="self_attention")(h, h)
+        x = x + ContextAttention(self.heads, name="self_attention")(h, h)
         h = layer_norm(_LAYER_NORM_EPS, "norm_2")(x)
-        x = x + Attention(self.heads, name="cross_attention")(h, context)
+        x = x + ContextAttention(self.heads, name="cross_attention")(h, context)
         h = layer_norm(_LAYER_NORM_EPS, "norm_3")(x)
         h, gate = jnp.split(dense(8 * x.shape[-1], name="mlp_0")(h), 2, axis=-1)
         return x + dense(x.shape[-1], name="mlp_1")(h * jax.nn.gelu(gate, approximate=False))

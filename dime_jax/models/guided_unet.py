@@ -12,7 +12,7 @@ from dime_jax.models.unet import ZEROS, Unet, UnetAttention
 _RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
 
 
-class ResBlock(nn.Module):
+class GuidedBlock(nn.Module):
     """A residual block that may resample: both branches are halved or doubled after the first GN and SiLU.
 
     With scale-shift norm the embedding gives (scale, shift) and the second norm is GN(h) * (1 + scale) + shift.
@@ -43,7 +43,7 @@ class ResBlock(nn.Module):
         return layers.add_residual(x, h, self.dtype)
 
 
-class Attention(UnetAttention):
+class GuidedAttention(UnetAttention):
     """Self-attention with one map of GN(x) in the legacy or the new channel order."""
 
     spec: GuidedUnetSpec
@@ -69,21 +69,21 @@ class GuidedUnet(Unet):
         return layers.timestep_embedding(t, self.spec.time_features, cos_first=True, frequency_shift=0)
 
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
-        """See `ResBlock`."""
-        return self._block(ResBlock, name, channels=channels)(h, embedding, train)
+        """See `GuidedBlock`."""
+        return self._block(GuidedBlock, name, channels=channels)(h, embedding, train)
 
     def attention(self, h: jax.Array, name: str) -> jax.Array:
         """See `Attention`."""
-        return self._block(Attention, name)(h)
+        return self._block(GuidedAttention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that halves, or a stride-2 convolution."""
         if self.spec.resblock_updown:
-            return self._block(ResBlock, name, channels=h.shape[-1], resample="down")(h, embedding, train)
+            return self._block(GuidedBlock, name, channels=h.shape[-1], resample="down")(h, embedding, train)
         return conv3x3(h.shape[-1], name, self.dtype, strides=2)(h)
 
     def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that doubles, or nearest neighbour and a convolution."""
         if self.spec.resblock_updown:
-            return self._block(ResBlock, name, channels=h.shape[-1], resample="up")(h, embedding, train)
+            return self._block(GuidedBlock, name, channels=h.shape[-1], resample="up")(h, embedding, train)
         return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)

@@ -21,6 +21,7 @@ from dime_jax.models.spec import (
     check_flag,
     check_integer,
     check_number,
+    freeze_image_shape,
     from_fields,
     from_tagged,
     to_fields,
@@ -312,9 +313,7 @@ class LatentModelSpec:
 
     def __post_init__(self) -> None:
         _validate.check_choice(self.prediction, PREDICTIONS, "prediction")
-        if not isinstance(self.image_shape, (tuple, list)) or len(self.image_shape) != 3:
-            raise ValueError(f"expected image_shape [height, width, channels], got {str(self.image_shape)[:60]}")
-        object.__setattr__(self, "image_shape", tuple(self.image_shape))
+        freeze_image_shape(self)
         self._check_sizes()
         if self.image_shape[2] != self.autoencoder.image_channels:
             raise ValueError(

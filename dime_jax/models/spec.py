@@ -39,6 +39,14 @@ def check_number(value: object, low: float, high: float, name: str) -> None:
         raise ValueError(f"expected {name} to be a number in [{low:g}, {high:g}], got {name}={_short(value)}")
 
 
+def freeze_image_shape(spec: object) -> None:
+    """Require a spec's image_shape to have three entries, [height, width, channels]; it becomes a tuple."""
+    shape = getattr(spec, "image_shape", None)
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+        raise ValueError(f"expected image_shape [height, width, channels], got {_short(shape)}")
+    object.__setattr__(spec, "image_shape", tuple(shape))
+
+
 def check_flag(value: object, name: str) -> None:
     """Require a bool."""
     if not isinstance(value, bool):
@@ -274,9 +282,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         _validate.check_choice(self.prediction, PREDICTIONS, "prediction")
-        if not isinstance(self.image_shape, (tuple, list)) or len(self.image_shape) != 3:
-            raise ValueError(f"expected image_shape [height, width, channels], got {_short(self.image_shape)}")
-        object.__setattr__(self, "image_shape", tuple(self.image_shape))
+        freeze_image_shape(self)
         multiple = 2 ** (len(self.architecture.level_channels) - 1)
         for size in self.image_shape[:2]:
             check_integer(size, 1, MAX_IMAGE_SIZE, "image size")

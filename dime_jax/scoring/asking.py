@@ -17,7 +17,7 @@ from dime_jax._typing import Array, PyTree
 from dime_jax.attacks.base import Answer, Call, Trees, Whole, start_from, walk_trees
 from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder
 from dime_jax.schedule import NoiseSchedule
-from dime_jax.scoring.placement import Batch, Placement
+from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.retry import Retry, patient
@@ -64,12 +64,12 @@ class Asker:
         self._constants = placement.put_everywhere((denoiser.params, denoiser.schedule, self._key))
         self._asked_in_python: set[type[Call]] = set()
 
-    def prepare(self, batch: data.Batch, conditions: Collection[str]) -> Batch:
+    def prepare(self, batch: data.Batch, conditions: Collection[str]) -> PlacedBatch:
         """A batch on the devices, in the model's own space, with what the model is told under the named conditions."""
         offered, size = self._denoiser.conditions_for(batch), len(batch.images)
         told = {name: self._denoiser.check_condition(offered[name], size) for name in conditions}
         pixels, draw_ids, told = self._placement.put((batch.images, draws.id_numbers(batch.ids), told))
-        return Batch(self._encode(pixels, draw_ids), draw_ids, told, batch.index, batch.ids, batch.mask)
+        return PlacedBatch(self._encode(pixels, draw_ids), draw_ids, told, batch.index, batch.ids, batch.mask)
 
     def _encode(self, pixels: jax.Array, draw_ids: jax.Array) -> jax.Array:
         denoiser = self._denoiser
@@ -80,7 +80,7 @@ class Asker:
         _validate.check_shape(x, (len(pixels), *denoiser.shape), f"what {denoiser.name} encodes")
         return x
 
-    def ask(self, unit: Unit, trees: Trees, batch: Batch) -> Answers:
+    def ask(self, unit: Unit, trees: Trees, batch: PlacedBatch) -> Answers:
         """All calls of a unit, in the order of the plan's trees; none if no row of the batch is usable."""
         if not batch.usable.any():
             return Answers({}, at_full_speed=True)
@@ -88,7 +88,7 @@ class Asker:
         numbers = dict(walk_trees(unit.roots, trees, lambda call, given: self._ask(call, given, batch)))
         return Answers(numbers, at_full_speed=len(self._asked_in_python) == known)
 
-    def _ask(self, call: Call, given: PyTree, batch: Batch) -> Answer:
+    def _ask(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         if not self._denoiser.traceable or not call.traceable:
             return self._ask_in_python(call, given, batch)
         rows = batch.index[batch.usable]
@@ -100,7 +100,7 @@ class Asker:
         condition = batch.conditions[call.condition]
         return compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given)
 
-    def _ask_in_python(self, call: Call, given: PyTree, batch: Batch) -> Answer:
+    def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
         self._asked_in_python.add(type(call))
         part = batch.usable_part()

@@ -35,13 +35,13 @@ from dime_jax.progress import Progress
 from dime_jax.scoring import query_ledger, reading, score_table
 from dime_jax.scoring.asking import Answers, Asker
 from dime_jax.scoring.micro_batch import default_micro_batch, out_of_memory
-from dime_jax.scoring.placement import Batch, Placement, choose_placement
+from dime_jax.scoring.placement import PlacedBatch, Placement, choose_placement
 from dime_jax.scoring.planning import Job, Plan, make_plan
 from dime_jax.scoring.query_ledger import Budget, Ledger
 from dime_jax.scoring.retry import Retry
 from dime_jax.scoring.score_table import ScoreTable
 from dime_jax.scoring.shards import ShardWriter
-from dime_jax.scoring.storing import Storage, refuse_unanswered
+from dime_jax.scoring.storing import TableStorage, refuse_unanswered
 
 NO_BUDGET, DEFAULT_RETRY = Budget(), Retry()
 _UNITS_UNDER_WAY = 2
@@ -104,7 +104,7 @@ class _Run(NamedTuple):
     micro_batch: int  # to begin with
     images: reading.Images
     asker: Asker
-    storage: Storage
+    storage: TableStorage
     ledger: Ledger
     progress: Progress
 
@@ -203,7 +203,7 @@ def _begin(request: _Request) -> _Run:
     progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
     ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
     asker = Asker(request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say)
-    storage = Storage(status, writer, ledger, progress, options.shard_seconds)
+    storage = TableStorage(status, writer, ledger, progress, options.shard_seconds)
     images = reading.Images(request.source, request.transform)
     return _Run(request, mine, micro_batch, images, asker, storage, ledger, progress)
 
@@ -237,7 +237,7 @@ def _finish(run: _Run) -> None:
 def _score_missing(run: _Run, micro_batch: int) -> None:
     """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
     plan, traceable = run.request.plan, run.request.denoiser.traceable
-    under_way: collections.deque[tuple[int, Batch, Answers]] = collections.deque()
+    under_way: collections.deque[tuple[int, PlacedBatch, Answers]] = collections.deque()
     # A plain function has answered when it returns, and does not compile.
     most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
 
@@ -263,7 +263,7 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
             run.storage.flush()
 
 
-def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, Batch]]:
+def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
     """Batches of images that miss the same units, and those units."""
     placement, conditions = run.request.placement, {call.condition for call in _calls(run.request.plan)}
     for units, rows in reading.missing_groups(run.storage.status, run.mine):
@@ -271,7 +271,7 @@ def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, Batch]]:
             yield units, run.asker.prepare(batch, conditions)
 
 
-def _store(run: _Run, number: int, batch: Batch, answers: Answers) -> None:
+def _store(run: _Run, number: int, batch: PlacedBatch, answers: Answers) -> None:
     if not run.storage.add(number, run.request.plan.units[number], batch, answers):
         refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
 

@@ -12,7 +12,7 @@ from dime_jax._typing import PyTree
 from dime_jax.denoiser import Denoiser
 
 
-class Batch(NamedTuple):
+class PlacedBatch(NamedTuple):
     """Images on the devices in the model's own space, padded, and which rows of them are real and readable."""
 
     x: jax.Array
@@ -22,11 +22,11 @@ class Batch(NamedTuple):
     ids: list[str]
     usable: np.ndarray
 
-    def usable_part(self) -> "Batch":
+    def usable_part(self) -> "PlacedBatch":
         """The usable rows alone, on the default device."""
         x, draw_ids, conditions = jax.tree.map(lambda column: jnp.asarray(np.asarray(column)[self.usable]), self[:3])
         ids = [self.ids[row] for row in np.flatnonzero(self.usable)]
-        return Batch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable])
+        return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable])
 
 
 class Placement(NamedTuple):

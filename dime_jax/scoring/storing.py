@@ -9,14 +9,14 @@ import numpy as np
 from dime_jax.data.batches import refuse_too_many
 from dime_jax.progress import Progress
 from dime_jax.scoring.asking import Answers
-from dime_jax.scoring.placement import Batch
+from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
 from dime_jax.scoring.shards import Rows, ShardWriter
 
 
-class Storage:
+class TableStorage:
     """The rows of a run as far as this process knows them.
 
     Args:
@@ -34,7 +34,7 @@ class Storage:
         self._writer, self._ledger, self._progress = writer, ledger, progress
         self._shard_seconds, self._last_flush = shard_seconds, time.monotonic()
 
-    def add(self, number: int, unit: Unit, batch: Batch, answers: Answers) -> bool:
+    def add(self, number: int, unit: Unit, batch: PlacedBatch, answers: Answers) -> bool:
         """Wait for a unit's answers, and keep them for the next shard, which may be due.
 
         Returns:
@@ -59,7 +59,7 @@ class Storage:
         self._last_flush = now
 
 
-def _readings(unit: Unit, batch: Batch, answers: Answers) -> np.ndarray:
+def _readings(unit: Unit, batch: PlacedBatch, answers: Answers) -> np.ndarray:
     """The numbers that the table keeps of a unit [r, B]; NaN where there is no usable image."""
     readings = np.full((len(unit.readings), len(batch.index)), np.nan, np.float32)
     if answers.numbers:

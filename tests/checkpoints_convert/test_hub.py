@@ -1,9 +1,9 @@
-import builtins
 import contextlib
 import hashlib
 import http.server
 import json
 import re
+import sys
 import threading
 import urllib.parse
 
@@ -288,13 +288,6 @@ def test_which_names_ask_for_the_hub(tmp_path):
 
 
 def test_the_missing_package_is_named_with_its_extra(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("huggingface_hub"):
-            raise ImportError("No module named 'huggingface_hub'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
     with pytest.raises(CheckpointError, match=r"expected the extra dime_jax\[latent\] to be installed for hf: names"):
         hub.fetch("hf:me/sd")

@@ -249,7 +249,7 @@ class TestCosts:
         assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
 
     def test_hours_are_queries_times_seconds(self):
-        one = costs.Cost("cifar10", (100, 200), 7, 5)
+        one = costs.StudyCost("cifar10", (100, 200), 7, 5)
         assert one.queries == 1700
         assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 |")
         assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  |")
