@@ -90,7 +90,7 @@ class Lora:
 
     Attributes:
       file: safetensors or PyTorch; a folder stands for the one file of either kind in it.
-      scale: times its update; 1 is what it was trained at.
+      scale: how strongly to apply it; 1 is what it was trained at.
     """
 
     file: str | os.PathLike[str]

@@ -152,16 +152,18 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=float,
         metavar="W",
-        help="times its update, one for each --lora (default: 1)",
+        help="how strongly to apply the LoRA, one number for each --lora (default: 1)",
     )
     group.add_argument("--autoencoder", metavar="FOLDER", help="the autoencoder of a DiT that comes without one")
     group.add_argument(
-        "--latent", default=NO_OPTIONS.latent, help="of latent models: mean or sample (default: %(default)s)"
+        "--latent",
+        default=NO_OPTIONS.latent,
+        help="for latent models: encode each image as the mean of its latents, or as a sample (default: %(default)s)",
     )
     group.add_argument(
         "--hold",
         default=NO_OPTIONS.hold,
-        help="of latent models: keep weights in float32, bfloat16 or float16 (default: %(default)s)",
+        help="for latent models: keep the weights in float32, bfloat16 or float16 (default: %(default)s)",
     )
 
 

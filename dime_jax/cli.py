@@ -417,12 +417,16 @@ def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--level", type=float, default=0.05, help="the false discovery rate to allow (default: 0.05)")
     parser.add_argument(
-        "--decide_with", metavar="ATTACK@QUERIES", help="what decides (default: the best on the calibration half)"
+        "--decide_with",
+        metavar="ATTACK@QUERIES",
+        help="the attack that decides (default: the best on the calibration half)",
     )
     parser.add_argument(
-        "--timestep", type=int, default=70, help="where DIME asks if no members are known (default: 70)"
+        "--timestep", type=int, default=70, help="the timestep at which DIME asks if no members are known (default: 70)"
     )
-    parser.add_argument("--gamma", type=float, default=0.1, help="DIME's step if no members are known (default: 0.1)")
+    parser.add_argument(
+        "--gamma", type=float, default=0.1, help="the size of DIME's step if no members are known (default: 0.1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     _add_grid_arguments(parser)
     _add_query_arguments(parser)
@@ -463,7 +467,7 @@ def _add_attack_module(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--micro_batch", type=int, help="images for each device in one call")
+    parser.add_argument("--micro_batch", type=int, help="images per device in one call")
     parser.add_argument("--max_queries", type=int, help="never make more queries than this, restarts included")
     parser.add_argument("--max_queries_per_image", type=int, help="the same limit for each image")
 

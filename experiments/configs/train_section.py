@@ -59,3 +59,10 @@ def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
     architecture.norm_groups = 8
     architecture.dropout = 0.0
     return architecture
+
+
+def smoke_unet() -> ConfigDict:
+    """The smallest network that is still a U-Net: compiled in seconds."""
+    architecture = small_unet((8,))
+    architecture.middle_attention = False
+    return architecture

@@ -22,7 +22,7 @@ SHAPE = (4, 4, 1)
 TABLE = ("manifest.json", "schedule.npz", "scores.parquet", "queries-0.bin")
 RUN = ("run.json", "halves.npz", "calibration.json")
 ATTACKS = ("--attacks", "sima_l4", "dime", "--queries", "2")
-FLIPS = 4
+FLIPS = 2
 INTRODUCTION = "model mine (a test)\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 from memoriser import SCHEDULE, SHAPE, config, floats, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import attacks, auditing, cli
+from dime_jax import attacks, auditing, cli, opening
 from dime_jax.attacks import modules, registry
 from dime_jax.report import html
 
@@ -175,6 +175,8 @@ def test_a_finished_run_cannot_make_us_run_just_any_file(tmp_path, nudge, monkey
 
 
 def test_stages_of_the_command_line(tmp_path, nudge, monkeypatch, capsys):
+    opened = opening.OpenedModel(memoriser(TRAIN), "a test", {})
+    monkeypatch.setattr(opening, "open_model", lambda *arguments, **options: opened)
     run, few = str(tmp_path / "run"), ["--calibration_size", "20", "--test_size", "20"]
     digits = ["--images", "digits", "--split", str(tmp_path / "split.npz"), "--model", "digits"]
     np.savez(tmp_path / "split.npz", mia_train_idxs=np.arange(0, 200, 2), mia_eval_idxs=np.arange(1, 200, 2))

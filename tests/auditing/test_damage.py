@@ -55,7 +55,8 @@ class Killed(BaseException):
     """Stands for SIGKILL: from the moment it is raised nothing reaches the disk any more."""
 
 
-def test_an_audit_killed_at_any_third_write_is_not_damaged(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_audit_killed_between_two_writes_is_not_damaged(tmp_path, monkeypatch, step):
     """Between a file and the one that holds its digest as well: the audit continues, and its report opens."""
     monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
     replace, limit, count = os.replace, None, itertools.count()
@@ -77,7 +78,7 @@ def test_an_audit_killed_at_any_third_write_is_not_damaged(tmp_path, monkeypatch
     monkeypatch.setattr(os, "replace", write)
     whole = run(tmp_path / "whole")
     table = 7  # schedule, manifest, list, shard, list, scores, manifest
-    for killed in range(0, 2 + table + 1 + table + table + 4, 3):
+    for killed in range(0, 2 + table + 1 + table + table + 4, step):
         directory, limit, count = tmp_path / str(killed), killed, itertools.count()
         with pytest.raises(Killed):
             run(directory)

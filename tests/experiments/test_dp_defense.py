@@ -4,11 +4,13 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
 
 from dime_jax import training
+from dime_jax._distributed import data_mesh
 from dime_jax.evidence import dp_tpr_bound
 from dime_jax.metrics import Estimate
 from experiments import dp_defense, dp_table, tables
@@ -17,6 +19,14 @@ from experiments.configs import dp_celeba, dp_digits
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
 FILE = "experiments/configs/dp_digits.py:smoke"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_device():
+    """Several devices have tests of their own, and take longer to compile for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.loop, "data_mesh", lambda devices: data_mesh(jax.devices()[:1]))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,16 @@ from experiments.configs import cifar10, digits
 from experiments.study import open_study
 
 
-def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
-    model = train.run(digits.get_config("smoke"), tmp_path)
-    assert model == tmp_path / "model"
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A finished training of the smoke config."""
+    workdir = tmp_path_factory.mktemp("digits")
+    assert train.run(digits.get_config("smoke"), workdir) == workdir / "model"
+    return workdir
+
+
+def test_smoke_needs_only_a_workdir_and_makes_a_model(workdir):
+    model = workdir / "model"
     denoiser = dj.load_denoiser(model)
     assert denoiser.image_shape == (8, 8, 1)
     source = data.open_source("digits")
@@ -31,25 +38,24 @@ def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
     np.testing.assert_array_equal(split.heldout, expected.heldout)
     lines = [json.loads(line) for line in (model / "training_log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
-    assert {path.name for path in (tmp_path / "train").glob("*.png")} == {
+    assert {path.name for path in (workdir / "train").glob("*.png")} == {
         "loss.png",
         "samples_000002.png",
         "samples_000004.png",
     }
 
 
-def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(tmp_path):
+def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(workdir, tmp_path):
     config = digits.get_config("smoke").copy_and_resolve_references().unlock()
     with pytest.raises(ValueError, match=r"no model in .*: run experiments\.train with the same config"):
         attack.run(config, tmp_path)
-    train.run(config, tmp_path)
-    attack.check_trained(config, tmp_path / "model", open_study(config, tmp_path))
+    attack.check_trained(config, workdir / "model", open_study(config, workdir))
     config.data.split_seed = 1
     with pytest.raises(ValueError, match=r"was trained with images .*, expected the config's"):
-        attack.run(config, tmp_path)
+        attack.run(config, workdir)
     config.data.split_seed, config.train.recipe.steps = 0, 5
     with pytest.raises(ValueError, match="was trained with steps 4, expected the config's 5"):
-        attack.run(config, tmp_path)
+        attack.run(config, workdir)
 
 
 def test_the_paper_network_is_the_one_of_the_published_checkpoints():
