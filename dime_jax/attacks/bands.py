@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate
 from dime_jax.attacks.base import (
     Answer,
     Attack,
@@ -67,7 +66,7 @@ def band_energies(v: Any) -> jax.Array:
 def low_pass_norm(v: Any) -> jax.Array:
     """FreMIA's weighted l2 norm [B]: Fourier coefficients in the centre square of half-width 5 count 1, others 0.2."""
     planes = _planes(images(v))
-    low = functools.reduce(np.logical_and.outer, [_is_low(side) for side in planes.shape[1:3]])
+    low = np.logical_and.outer(_is_low(planes.shape[1]), _is_low(planes.shape[2]))
     weights = np.where(low, 1.0, _HIGH_WEIGHT).astype(np.float32)[None, :, :, None]
     return norm(jnp.abs(jnp.fft.fft2(planes, axes=(1, 2), norm="ortho")) * weights)
 

@@ -7,7 +7,7 @@ import scipy.fft
 
 import dime_jax as dj
 from dime_jax import calibration, draws, metrics
-from dime_jax.attacks import BUILT_IN, bands, band_energies, dime_bands
+from dime_jax.attacks import BUILT_IN, band_energies, bands, dime_bands
 from dime_jax.attacks.base import count_queries
 from dime_jax.attacks.rules import Discriminant, TermPair
 from dime_jax.scoring.planning import Job, make_plan
@@ -199,7 +199,7 @@ def test_a_calibration_is_frozen_and_read_back(schedule):
 
 
 def test_brightness_alone_does_not_make_members(schedule):
-    """A model without memory, and members that are the darker half: the plain level tells the sets apart, bands do not."""
+    """A model without memory, and dimmed members: the plain level tells the sets apart, bands do so less."""
     digits = dj.data.open_source("digits")
     x = np.stack([digits[i].image for i in range(800)]).astype(np.float32) / 127.5 - 1
     x[:400] = 0.8 * x[:400] - 0.1
