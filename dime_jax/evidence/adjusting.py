@@ -54,7 +54,7 @@ def fit_adjustment(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Adjustme
     design = _design((statistics - mean) / std)
     location = _ridge(design, scores)
     residual = np.abs(scores - design @ location)
-    typical = max(float(np.median(residual)), np.finfo(np.float64).tiny)
+    typical = float(np.median(residual)) or 1.0
     scale = _ridge(design, np.log(np.maximum(residual, _LEAST_SCALE * typical)))
     return Adjustment(mean, std, location, scale)
 
