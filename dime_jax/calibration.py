@@ -30,7 +30,7 @@ class Calibration(NamedTuple):
       parameters: what the weights follow from, as results show it beside the setting: {"phi": φ} for DIME.
       stats: by which terms are standardised first; None where they are taken as they are.
       tau: the threshold, -inf where none beats calling nobody a member.
-      auc: on the calibration half.
+      auc: on the calibration half; cross-validated there if the weights were fitted to its labels.
       queries: what it costs per image.
     """
 
@@ -158,7 +158,9 @@ def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair:
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
     terms = pair if stats is None else TermPair(*(np.stack(stats.standardize(side)) for side in pair))
     for weights in attack.rule.weights(schedule, setting, terms):
-        auc = metrics.auc(*(weighted(side, weights.values) for side in terms))
+        auc = weights.auc
+        if auc is None:
+            auc = metrics.auc(*(weighted(side, weights.values) for side in terms))
         yield _frozen(attack, setting, weights, stats, auc)
 
 

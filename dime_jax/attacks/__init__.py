@@ -1,5 +1,7 @@
 """The attacks as functions, and the registry of them by name: one file for each, and one line below."""
 
+from dime_jax.attacks.bands import ATTACKS as _BANDS
+from dime_jax.attacks.bands import band_energies, dime_bands
 from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, grid, norm, query
 from dime_jax.attacks.clid import ATTACKS as _CLID
 from dime_jax.attacks.described import describe_attack
@@ -20,13 +22,13 @@ from dime_jax.attacks.modules import load_attack_module
 from dime_jax.attacks.pia import ATTACKS as _PIA
 from dime_jax.attacks.pia import pia
 from dime_jax.attacks.registry import attack_names, get_attack, register_attack
-from dime_jax.attacks.rules import Angles, Rule, Single
+from dime_jax.attacks.rules import Angles, Discriminant, Rule, Single
 from dime_jax.attacks.secmi import ATTACKS as _SECMI
 from dime_jax.attacks.secmi import secmi
 from dime_jax.attacks.sima import ATTACKS as _SIMA
 from dime_jax.attacks.sima import sima, sima_mc
 
-for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME):
+for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS):
     register_attack(_attack)
 
 BUILT_IN = {name: get_attack(name) for name in attack_names()}
@@ -39,14 +41,17 @@ __all__ = [
     "Call",
     "DimeStats",
     "DimeTerms",
+    "Discriminant",
     "Reading",
     "Recipe",
     "Rule",
     "Setting",
     "Single",
     "attack_names",
+    "band_energies",
     "decide",
     "describe_attack",
+    "dime_bands",
     "dime_central_terms",
     "dime_norms",
     "dime_score",

@@ -308,7 +308,8 @@ class Attack:
       queries: model calls per image at a setting.
       grids: the settings that calibration chooses from, by profile ("paper", "quick", "light").
       tiers: query tiers; each is reported on its own, as the setting's "q". Empty for attacks of fixed cost.
-      signs: one for each term: 1 where theory says that it is lower for members, -1 where it is higher.
+      signs: one for each term: 1 where theory says that it is lower for members, -1 where it is higher, 0 where it says
+        nothing.
       rule: how terms become a score.
       recipe: the model calls of a setting and how terms follow from them, by which attacks share queries.
       family: whose attack it is: "DIME", or that of a baseline such as "PIA"; its own name if empty.

@@ -258,22 +258,22 @@ def search_angles(schedule: NoiseSchedule, setting: Setting) -> Sequence[float]:
     return [2 * np.pi * i / NUM_ANGLES for i in range(NUM_ANGLES)]
 
 
-_CITATION = "Do, Alabi: DIME: Query-efficient framework for membership inference on diffusion models"
+CITATION = "Do, Alabi: DIME: Query-efficient framework for membership inference on diffusion models"
 # The authors' grid for 32x32 DDPM checkpoints, one that a laptop gets through, and one for slow models.
-_TIMES = {"paper": [*range(50, 231, 20)], "quick": [30, 70, 120], "light": [70, 120]}
-_GAMMAS = {"paper": [0.05, 0.1, 0.2, 0.4, 0.6], "quick": [0.1, 0.4], "light": [0.1]}
-_GRIDS = {profile: grid(t=times, gamma=_GAMMAS[profile]) for profile, times in _TIMES.items()}
-_entry = functools.partial(Attack, grids=_GRIDS, family=FAMILY)
-_TIERS = (1, 10, 30)
+TIMES = {"paper": [*range(50, 231, 20)], "quick": [30, 70, 120], "light": [70, 120]}
+GAMMAS = {"paper": [0.05, 0.1, 0.2, 0.4, 0.6], "quick": [0.1, 0.4], "light": [0.1]}
+GRIDS = {profile: grid(t=times, gamma=GAMMAS[profile]) for profile, times in TIMES.items()}
+_entry = functools.partial(Attack, grids=GRIDS, family=FAMILY)
+TIERS = (1, 10, 30)
 _SIGNS = (1, -1)  # B̂² is lower and V̂ higher for members
 
 ATTACKS = (
-    _entry("dime", "DIME", _CITATION, recipe=forward, tiers=_TIERS, signs=_SIGNS, rule=Angles(search_angles)),
+    _entry("dime", "DIME", CITATION, recipe=forward, tiers=TIERS, signs=_SIGNS, rule=Angles(search_angles)),
     # Tiers of 1, 5, 15 central pairs cost 2, 10 and 30 queries: the budgets of the other attacks.
     _entry(
         "dime_central",
         "DIME central",
-        f"{_CITATION}; central differences added here",
+        f"{CITATION}; central differences added here",
         recipe=central,
         tiers=(1, 5, 15),
         signs=_SIGNS,
@@ -282,21 +282,21 @@ ATTACKS = (
     _entry(
         "dime_theory",
         "DIME theory weights",
-        f"{_CITATION}, Eq. M_decomposition",
+        f"{CITATION}, Eq. M_decomposition",
         recipe=forward,
-        tiers=_TIERS,
+        tiers=TIERS,
         signs=_SIGNS,
         rule=Angles(
             lambda schedule, setting: [theory_phi(schedule.sigma(int(setting["t"]))).item()], standardize=False
         ),
     ),
-    _entry("level_only", "Level only (B²)", f"{_CITATION}, ablation", recipe=level, tiers=_TIERS),
+    _entry("level_only", "Level only (B²)", f"{CITATION}, ablation", recipe=level, tiers=TIERS),
     _entry(
         "crowding_only",
         "Crowding only (V)",
-        f"{_CITATION}, ablation",
+        f"{CITATION}, ablation",
         recipe=forward,
-        tiers=_TIERS,
+        tiers=TIERS,
         signs=_SIGNS,
         rule=Angles(lambda schedule, setting: [-np.pi / 2]),
     ),

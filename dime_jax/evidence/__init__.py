@@ -3,6 +3,7 @@
 Everywhere a lower score means member. NumPy, SciPy and scikit-learn on the host; nothing here touches a model.
 """
 
+from dime_jax.evidence.adjusting import Adjustment, fit_adjustment
 from dime_jax.evidence.blind import BlindBaseline, Gap, GroupsTooLarge, blind_baseline, gap_over_blind, image_statistics
 from dime_jax.evidence.blind_captions import caption_baseline, caption_form
 from dime_jax.evidence.candidates import (
@@ -27,6 +28,7 @@ from dime_jax.evidence.sets import SetTest, set_test
 
 __all__ = [
     "NOT_CHECKED",
+    "Adjustment",
     "BlindBaseline",
     "Change",
     "DeletionCheck",
@@ -50,6 +52,7 @@ __all__ = [
     "deletion_check",
     "dp_tpr_bound",
     "epsilon_lower_bound",
+    "fit_adjustment",
     "gap_over_blind",
     "image_statistics",
     "judge_direction",
