@@ -108,6 +108,23 @@ def test_samples_are_keyed_by_the_image(cache, opened):
     assert model.fingerprint != opened.denoiser.fingerprint
 
 
+def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
+    model = dj.open_model(FOLDER, cache, ConversionOptions(latent_weighting="pullback")).denoiser
+    x = opened.denoiser.encode(pixels(2))
+    own, step = draws.Draws(jax.random.key(3), draws.id_numbers(["a", "b"])), 1e-2
+    signs = np.stack([own.pullback(index, model.image_shape)[0] for index in range(16)]).reshape(16, -1)
+    moves = step * np.eye(x[0].size, dtype=np.float32).reshape(-1, *model.shape)
+    moved = model.decode(jnp.concatenate([x[:1] + moves, x[:1] - moves])).reshape(2, x[0].size, -1)
+    expected = ((signs @ np.asarray(moved[0] - moved[1]).T) ** 2).mean(axis=0).reshape(model.shape)
+    kept = model.kept(x, ids=["a", "b"], seed=3)
+    assert kept.shape == x.shape
+    assert kept.sum(axis=(1, 2, 3)).tolist() == [x[0].size - int(0.4 * x[0].size)] * 2
+    assert (kept[0] == (expected >= np.quantile(expected, 0.4))).mean() > 0.98  # some may be nearly equal
+    np.testing.assert_array_equal(model.kept(x[::-1], ids=["b", "a"], seed=3)[::-1], kept)
+    assert opened.denoiser.kept(x) is None
+    assert model.fingerprint != opened.denoiser.fingerprint
+
+
 @pytest.mark.parametrize("hold", ["bfloat16", "float16"])
 def test_held_weights_compute_in_float32(cache, opened, hold):
     model = dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser
