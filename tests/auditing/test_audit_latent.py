@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from dime_jax import cli
 from experiments import latent_study
+from experiments.configs.latent_digits import get_config
 
 pytestmark = pytest.mark.slow  # trains, and compiles every call of a U-Net
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow  # trains, and compiles every call of a U-Net
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     output = tmp_path_factory.mktemp("study")
-    latent_study.make(output, latent_study.SIZES["smoke"])
+    latent_study.make(output, latent_study.Size(**get_config("smoke").train))
     weak_lora(output)
     return output
 
