@@ -66,7 +66,7 @@ class LatentDenoiser(Denoiser):
         spec, options = model.spec, options.check()
         text = spec.text_encoder
         self._tokenizer = None if text is None else _open_tokenizer(model, text)
-        self._spec = spec
+        self._spec, self._options = spec, options
         self._embedded: OrderedDict[str, np.ndarray] = OrderedDict()
         super().__init__(
             _apply(spec),
@@ -82,6 +82,21 @@ class LatentDenoiser(Denoiser):
             embed=None if text is None else self._embed_captions,
             fingerprint=_fingerprint(model.fingerprint, options),
             name=model.name,
+        )
+
+    def describe_use(self) -> str:
+        """In words, how it is asked."""
+        latents = {
+            "mean": "the mean of the autoencoder's posterior",
+            "sample": "a sample of the autoencoder's posterior",
+        }
+        counted = {
+            "none": "all their coordinates count",
+            "pullback": "the 60 % of them that the decoder shows most count",
+        }
+        return (
+            f"latents: {latents[self._options.latent]}; {counted[self._options.latent_weighting]}; "
+            "no classifier-free guidance"
         )
 
     @property
