@@ -130,14 +130,13 @@ def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
     assert model.fingerprint != opened.denoiser.fingerprint
 
 
-@pytest.mark.parametrize("hold", ["bfloat16", "float16"])
-def test_held_weights_compute_in_float32(cache, opened, hold):
-    model, golden = (
-        dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser,
-        np.load(GOLDEN / "expected.npz"),
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(hold)}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(hold).astype(jnp.float32), opened.denoiser.params)
+def test_held_weights_compute_in_float32(cache, opened):
+    models = [dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser for hold in ("bfloat16", "float16")]
+    for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):
+        assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
+    assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
+    model, golden = models[0], np.load(GOLDEN / "expected.npz")
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), opened.denoiser.params)
     x, t, condition = golden["x"], golden["t"], golden["embeddings"]
     with jax.default_matmul_precision("highest"):  # the program of the model that holds float32, with other weights
         expected = opened.denoiser._call(rounded, jnp.asarray(x), jnp.asarray(t, jnp.int32), jnp.asarray(condition))
