@@ -28,6 +28,7 @@ class ConversionOptions:
       lora_scale: times their updates, in the same order; 1 each if none are given.
       autoencoder: the folder of an AutoencoderKL, for a DiT that comes without one.
       latent: "mean" of what an autoencoder says about an image, or a "sample" of it.
+      latent_weighting: "pullback" leaves the coordinates of a latent that the decoder hardly shows out of the norms.
       hold: the type in which a latent model's weights are kept: "float32", "bfloat16" or "float16".
     """
 
@@ -41,6 +42,7 @@ class ConversionOptions:
     lora_scale: Sequence[float] = ()
     autoencoder: str | os.PathLike[str] | None = None
     latent: str = "mean"
+    latent_weighting: str = "none"
     hold: str = "float32"
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class ConversionOptions:
         return json.dumps(values, sort_keys=True)
 
 
-_USE = ("latent", "hold")
+_USE = ("latent", "latent_weighting", "hold")
 NO_OPTIONS = ConversionOptions()
 
 
@@ -159,6 +161,12 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
         "--latent",
         default=NO_OPTIONS.latent,
         help="for latent models: encode each image as the mean of its latents, or as a sample (default: %(default)s)",
+    )
+    group.add_argument(
+        "--latent_weighting",
+        default=NO_OPTIONS.latent_weighting,
+        metavar="HOW",
+        help="of latent models: pullback counts only the latents' coordinates that the decoder shows (default: none)",
     )
     group.add_argument(
         "--hold",

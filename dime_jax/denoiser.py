@@ -36,6 +36,8 @@ EpsFn = Callable[[jax.Array, ArrayLike], jax.Array]
 ApplyFn = Callable[[PyTree, jax.Array, jax.Array, PyTree], jax.Array]
 # (params, pixels, draws) -> x
 EncodeFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
+# (params, x, draws) -> bool, of x's shape
+KeepFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
 # (params, captions) -> condition
 EmbedFn = Callable[[PyTree, Sequence[str]], PyTree]
 
@@ -69,6 +71,8 @@ class Denoiser:
       conditions: the names of the conditions that a model can be asked under; "own" is the image's own.
       encode_fn: pure JAX function of (params, pixels, draws) that returns x; None for models of pixels. An encoder that
         samples takes its noise from `draws.latent`. What it does must be part of the fingerprint.
+      keep_fn: pure JAX function of (params, x, draws) that says which coordinates of each x count in the norms of the
+        attacks (see `attacks.base.keeping`); None if all do. It too must be part of the fingerprint.
       fingerprint: identifies the weights and architecture in score tables.
       name: for people.
       traceable: whether `apply` may be jitted; False for plain Python functions.
@@ -87,6 +91,7 @@ class Denoiser:
         condition_shape: PyTree = None,
         conditions: tuple[str, ...] = (OWN,),
         encode: EncodeFn | None = None,
+        keep: KeepFn | None = None,
         embed: EmbedFn | None = None,
         fingerprint: str = "",
         name: str = "denoiser",
@@ -103,6 +108,7 @@ class Denoiser:
         self.condition_shape = condition_shape if num_classes is None else jax.ShapeDtypeStruct((), jnp.int32)
         self.conditions = tuple(conditions)
         self.encode_fn = encode
+        self.keep_fn = keep
         self.fingerprint = fingerprint or f"function:{name}"
         self.name = name
         self.traceable = traceable
@@ -170,6 +176,22 @@ class Denoiser:
         _validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
         return x
 
+    def kept(self, x: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array | None:
+        """Which coordinates of each x count in the norms of the attacks, bool [B, *shape]; None if all do; no query.
+
+        Args:
+          x: [B, *shape], as `encode` gives them.
+          ids: of the images, on which the estimate's random signs depend; their positions if None.
+          seed: of these signs.
+        """
+        if self.keep_fn is None:
+            return None
+        x = jnp.asarray(x)
+        _validate.check_shape(x, (None, *self.shape), "x")
+        numbers = id_numbers(range(len(x)) if ids is None else ids)
+        with jax.default_matmul_precision(PRECISION):
+            return keeper(self.keep_fn)(self.params, x, jax.random.key(seed), numbers)
+
     def embed(self, captions: Sequence[str]) -> PyTree:
         """The condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
         if self._embed is None:
@@ -226,6 +248,24 @@ def encoder(
         return encode(params, pixels, Draws(key, ids)).astype(jnp.float32)
 
     return jax.jit(run, out_shardings=sharding)
+
+
+@functools.lru_cache(maxsize=32)
+def keeper(
+    keep: KeepFn, sharding: jax.sharding.NamedSharding | None = None
+) -> Callable[[PyTree, ArrayLike, jax.Array, jax.Array], jax.Array]:
+    """The compiled (params, x, key of the run, numbers of the ids) -> bool of x's shape."""
+
+    def run(params: PyTree, x: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
+        return keep(params, x, Draws(key, ids))
+
+    if sharding is None:
+        return jax.jit(run)
+    rows, whole = sharding.spec, jax.sharding.PartitionSpec()
+    # It may go through the images one by one, which each device does with its own.
+    return jax.jit(
+        jax.shard_map(run, mesh=sharding.mesh, in_specs=(whole, rows, whole, rows), out_specs=rows, check_vma=False)
+    )
 
 
 def _refuse_keywords(function: str, unknown: Mapping[str, object]) -> None:

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 # Separate streams, so that an attack with Gaussian queries shares no randomness with one that has sign queries, nor any
 # attack with how the images were encoded.
-_RADEMACHER, _GAUSSIAN, _LATENT = 0, 1, 2
+_RADEMACHER, _GAUSSIAN, _LATENT, _PULLBACK = range(4)
 
 
 def id_numbers(ids: Sequence[str | int]) -> jax.Array:
@@ -31,7 +31,7 @@ def _draw(
 ) -> jax.Array:
     key = jax.random.fold_in(key, stream)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), index))(ids)
-    sample = jax.random.rademacher if stream == _RADEMACHER else jax.random.normal
+    sample = jax.random.rademacher if stream in (_RADEMACHER, _PULLBACK) else jax.random.normal
     return jax.vmap(lambda k: sample(k, shape, dtype))(keys)
 
 
@@ -79,6 +79,10 @@ class Draws:
     def latent(self, like: jax.Array) -> jax.Array:
         """The Gaussian noise with which each image's latent is sampled, of the shape and dtype of the batch `like`."""
         return _draw(self.key, self.ids, 0, like.shape[1:], _LATENT, like.dtype)
+
+    def pullback(self, index: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+        """Signs ±1 [B, *shape] number `index`, with which the metric of a decoder is estimated."""
+        return _draw(self.key, self.ids, index, tuple(shape), _PULLBACK, np.float32)
 
 
 class Randomness(Protocol):

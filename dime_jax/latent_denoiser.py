@@ -18,14 +18,16 @@ import numpy as np
 from dime_jax import _validate, data
 from dime_jax._typing import PyTree
 from dime_jax.data.captions import reduced_captions
-from dime_jax.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn
+from dime_jax.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
 from dime_jax.draws import Draws
 from dime_jax.latent_checkpoints import LatentModel
 from dime_jax.models import latent
 from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
 from dime_jax.models.latent_spec import ClipTextSpec, LatentModelSpec
+from dime_jax.models.pullback import most_visible, pullback_diagonal
 
 LATENTS = ("mean", "sample")
+WEIGHTINGS = ("none", "pullback")
 HELD = ("float32", "bfloat16", "float16")
 
 _EMBEDDED_TOGETHER = 8
@@ -37,15 +39,19 @@ class LatentOptions(NamedTuple):
 
     Attributes:
       latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
+      latent_weighting: "pullback" leaves the 40 % of each latent's coordinates that the decoder shows least out of the
+        norms of the attacks (see `models.pullback`); "none" counts all alike.
       hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
     """
 
     latent: str = "mean"
+    latent_weighting: str = "none"
     hold: str = "float32"
 
     def check(self) -> "LatentOptions":
         """These, if they are known."""
         _validate.check_choice(self.latent, LATENTS, "latent")
+        _validate.check_choice(self.latent_weighting, WEIGHTINGS, "latent_weighting")
         _validate.check_choice(self.hold, HELD, "hold")
         return self
 
@@ -60,7 +66,7 @@ class LatentDenoiser(Denoiser):
         spec, options = model.spec, options.check()
         text = spec.text_encoder
         self._tokenizer = None if text is None else _open_tokenizer(model, text)
-        self._spec = spec
+        self._spec, self._options = spec, options
         self._embedded: OrderedDict[str, np.ndarray] = OrderedDict()
         super().__init__(
             _apply(spec),
@@ -72,9 +78,25 @@ class LatentDenoiser(Denoiser):
             condition_shape=None if text is None else jax.ShapeDtypeStruct((text.max_tokens, text.width), jnp.float32),
             conditions=(OWN,) if text is None else TEXT_CONDITIONS,
             encode=_encode(spec, options.latent),
+            keep=_keep(spec) if options.latent_weighting == "pullback" else None,
             embed=None if text is None else self._embed_captions,
             fingerprint=_fingerprint(model.fingerprint, options),
             name=model.name,
+        )
+
+    def describe_use(self) -> str:
+        """In words, how it is asked."""
+        latents = {
+            "mean": "the mean of the autoencoder's posterior",
+            "sample": "a sample of the autoencoder's posterior",
+        }
+        counted = {
+            "none": "all their coordinates count",
+            "pullback": "the 60 % of them that the decoder shows most count",
+        }
+        return (
+            f"latents: {latents[self._options.latent]}; {counted[self._options.latent_weighting]}; "
+            "no classifier-free guidance"
         )
 
     @property
@@ -202,6 +224,26 @@ def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
         shape = (len(pixels), *spec.latent_shape)
         noise = draws.latent(jnp.zeros(shape, jnp.float32)) if kind == "sample" else None
         return encode(_float32(params["autoencoder"]), pixels, noise)
+
+    return run
+
+
+@functools.lru_cache(maxsize=32)
+def _keep(spec: LatentModelSpec) -> KeepFn:
+    decode = latent.decode(spec.autoencoder)
+
+    def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:
+        variables = _float32(params["autoencoder"])
+
+        def keep_one(one: tuple[jax.Array, jax.Array]) -> jax.Array:
+            x, id = one
+            own = Draws(draws.key, id[None])
+            diagonal = pullback_diagonal(
+                functools.partial(decode, variables), x[None], lambda index: own.pullback(index, spec.image_shape)
+            )
+            return most_visible(diagonal[0])
+
+        return jax.lax.map(keep_one, (x, draws.ids))  # one by one: what a decoder keeps to be differentiated is large
 
     return run
 

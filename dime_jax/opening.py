@@ -105,6 +105,8 @@ def _opened(path: Path, origin: str, options: ConversionOptions, say: Say) -> Op
     denoiser = _load(directory, options, say)
     facts = checkpoints.read_spec_file(directory)["metadata"].get("facts", [])
     lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
+    if isinstance(denoiser, LatentDenoiser):
+        lines.append(denoiser.describe_use())
     # A stranger's file may hold anything, line breaks and terminal escapes included.
     return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
 

@@ -23,7 +23,7 @@ from dime_jax._distributed import on_first_process, together
 from dime_jax._typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
-from dime_jax.denoiser import OWN, Denoiser
+from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.evaluation import Evaluation
 from dime_jax.findings import json_files
 from dime_jax.ideal import IdealDenoiser
@@ -104,7 +104,7 @@ def jobs_of(attack: ConfigDict) -> list[planning.Job]:
     for name in attack.names or attack_names((OWN,)):
         values = attack.grids.get(name, attack.grids.get("all"))
         settings = grid(**values) if values else None
-        jobs += planning.grid_jobs([name], attack.profile, attack.budgets or None, settings)
+        jobs += planning.grid_jobs([name], attack.profile, attack.budgets or None, settings, conditions=TEXT_CONDITIONS)
     return jobs
 
 

@@ -1,41 +1,47 @@
-"""A tiny Stable Diffusion, trained in seconds and saved as diffusers saves one: something to audit without a download.
+"""A tiny Stable Diffusion, trained, saved as diffusers saves one, and attacked: something to audit without a download.
 
-    python -m experiments.latent_study --output out/latent [--size laptop]
+    python -m experiments.latent_study --config=experiments/configs/latent_digits.py[:smoke] --workdir=out/latent
 
-OUTPUT/pipeline/                        unet/, vae/, text_encoder/, tokenizer/, scheduler/, model_index.json
-OUTPUT/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captions in metadata.jsonl
+WORKDIR/pipeline/                        unet/, vae/, text_encoder/, tokenizer/, scheduler/, model_index.json
+WORKDIR/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captions in metadata.jsonl
+WORKDIR/attack/                          the run of `experiments.attack` on the pipeline, members and held-out images
 
-The autoencoder learns from all digits, the U-Net from the members alone, each with its caption ("the digit three").
-The text encoder keeps its random weights, as Stable Diffusion's keeps those it came with.
+An interrupted attack continues when it is started again; an interrupted training begins again.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import rich.console
 import safetensors.numpy
+from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
 from checkpoints_convert import latent_names, mapping
 from dime_jax import data
+from dime_jax._distributed import on_first_process
 from dime_jax._typing import PyTree
+from dime_jax.evaluation import Evaluation
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
 from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
 from dime_jax.models.latent_spec import NetworkSpec
+from dime_jax.report import tables
+from experiments import attack
+from experiments.launch import launch
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 IMAGE_SIZE = 16
 _BATCH = 32
 CANDIDATES = 20  # members, and as many others
+METADATA = "metadata.jsonl"
 
 
 class Size(NamedTuple):
@@ -45,9 +51,6 @@ class Size(NamedTuple):
     autoencoder_steps: int
     unet_steps: int
     width: int
-
-
-SIZES = {"smoke": Size(70, 30, 600, 16), "laptop": Size(300, 1500, 20_000, 64)}
 
 
 class CaptionedImages(NamedTuple):
@@ -61,8 +64,34 @@ class CaptionedImages(NamedTuple):
         return CaptionedImages(self.pictures[indices], [self.captions[index] for index in indices])
 
 
-def make(output: pathlib.Path, size: Size, seed: int = 0) -> pathlib.Path:
-    """Train and save the pipeline, and save the images; returns the pipeline's folder."""
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> Evaluation:
+    """Train, and attack as `experiments.attack` does; what is there is kept. Returns what results.json holds.
+
+    Args:
+      config: of `configs.latent_digits`.
+      workdir: shared by all processes.
+      config_file: where the config came from, for the record.
+    """
+    workdir = pathlib.Path(workdir)
+    on_first_process(lambda: None if _is_made(workdir) else make(workdir, Size(**config.train), config.seed))
+    located = ConfigDict(config)
+    located.data.source, located.data.heldout = f"folder:{workdir / 'members'}", f"folder:{workdir / 'heldout'}"
+    located.attack.model = str(workdir / "pipeline")
+    return attack.run(located, workdir, config_file)
+
+
+def _is_made(workdir: pathlib.Path) -> bool:
+    return (workdir / "candidates" / METADATA).is_file()  # written last
+
+
+def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
+    """Train and save the pipeline, and save the images.
+
+    Args:
+      output: where the folders go.
+      size: how much is trained.
+      seed: of the split and of everything random in training.
+    """
     digits = _digits()
     order = np.random.default_rng(seed).permutation(len(digits.captions))
     members, heldout = digits.part(order[: size.images]), digits.part(order[size.images : 2 * size.images])
@@ -74,7 +103,6 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> pathlib.Path:
     first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
     pictures = np.concatenate([side.pictures for side in first])
     write_images(output / "candidates", CaptionedImages(pictures, [*first[0].captions, *first[1].captions]))
-    return folder
 
 
 def train(folder: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:
@@ -160,7 +188,8 @@ def _train(
     def step(state: PyTree, key: jax.Array) -> PyTree:
         variables, moments, average = state
         gradient = jax.grad(loss)(variables, key)
-        updates, moments = optimiser.update(gradient, moments)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and integers, which strict callers forbid
+            updates, moments = optimiser.update(gradient, moments)
         variables = optax.apply_updates(variables, updates)
         average = jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, average, variables)
         return variables, moments, average
@@ -278,7 +307,7 @@ def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
     for name, picture in zip(names, images.pictures):
         Image.fromarray(picture).save(folder / name)
     rows = [json.dumps({"file_name": name, "text": caption}) for name, caption in zip(names, images.captions)]
-    (folder / "metadata.jsonl").write_text("\n".join([*rows, ""]), encoding="utf-8")
+    (folder / METADATA).write_text("\n".join([*rows, ""]), encoding="utf-8")
 
 
 def _digits() -> CaptionedImages:
@@ -304,15 +333,12 @@ def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:
     file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Train a tiny text-to-image model, and save it as diffusers does.")
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="where the pipeline and the images go")
-    parser.add_argument("--size", choices=list(SIZES), default="smoke", help="how much to train (default: %(default)s)")
-    args = parser.parse_args(argv)
-    print(make(args.output, SIZES[args.size]))
-    return 0
+def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
+    """Run, and print the table in the first process."""
+    results = run(config, workdir, config_file)
+    if jax.process_index() == 0:
+        tables.print_results(results, rich.console.Console())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    launch(main, "experiments/configs/latent_digits.py")

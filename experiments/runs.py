@@ -167,7 +167,7 @@ class Run(NamedTuple):
         """What to type to repeat the run."""
         changed = config_flags(self.overrides())
         colon = f":{self.variant}" if self.variant else ""
-        programs = ["attack"]
+        programs = ["latent_study" if self.config["attack"]["model"] == "pipeline" else "attack"]
         if self.config["attack"]["model"] == "trained":
             programs.insert(0, "train")
         return [

@@ -31,6 +31,7 @@ TITLES = {
     "imagenet256": "Table 2, ImageNet",
     "dp_celeba": "Table 3, CelebA under DP-SGD",
     "digits": "Digits",
+    "latent_digits": "A latent model of digits with captions",
 }
 # Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images, for
 # DP-SGD two recipes.
@@ -239,7 +240,7 @@ def _section(table: Table, page: pathlib.Path) -> str:
         "score tables": _where(run.directory, page),
     }
     commands = "\n".join(run.commands())
-    ours = [_OUR_MODEL] if attack["model"] == "trained" and run.variant != "paper" else []
+    ours = [_OUR_MODEL] if attack["model"] in ("trained", "pipeline") and run.variant != "paper" else []
     settings = "; ".join(f"{line.row.title}: {_record(run, line)['setting']}" for line in table.lines)
     return "\n".join(
         [

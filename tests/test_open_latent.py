@@ -56,19 +56,23 @@ def lora_file(path):
     return path
 
 
-def test_a_pipeline_is_its_parts(opened):
-    model, pipeline = opened.denoiser, open_pipeline(FOLDER)
-    variables, spec = pipeline.variables(), pipeline.spec
+def test_an_opened_pipeline_computes_what_torch_does(opened):
+    """Against what diffusers and transformers computed with the same folder, see parity/make_latent_golden.py."""
+    model, golden = opened.denoiser, np.load(GOLDEN / "expected.npz")
     assert (model.image_shape, model.shape, model.conditions) == ((16, 16, 3), (8, 8, 4), TEXT_CONDITIONS)
+    found = {
+        "eps": model.eps(golden["x"], golden["t"], golden["embeddings"]),
+        "latents": model.encode(golden["images"]),
+        "decoded": model.decode(golden["latents"]),
+    }
+    for name, array in found.items():
+        np.testing.assert_allclose(array, golden[name], atol=2e-5 * golden[name].std(), rtol=0, err_msg=name)
+    tokens, spec = model._tokenizer.encode(CAPTIONS), open_pipeline(FOLDER).spec
+    embed = jax.jit(latent.embed_tokens(spec.text_encoder))
     with jax.default_matmul_precision("highest"):
-        x = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels())
-        np.testing.assert_allclose(model.encode(pixels()), x, rtol=1e-5, atol=1e-6)
-        tokens = model._tokenizer.encode(CAPTIONS)
-        condition = latent.embed_tokens(spec.text_encoder)(variables["text_encoder"], tokens)
-        np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
-        eps = latent.denoise_latents(spec)(variables["denoiser"], x, jnp.int32(7), condition)
-        np.testing.assert_allclose(model.eps(x, 7, model.embed(CAPTIONS)), eps, rtol=1e-4, atol=1e-5)
-    assert model.decode(x).shape == (4, 16, 16, 3)
+        condition = embed(model.params["text_encoder"], tokens)  # which is compared with torch in models/test_latent.py
+    np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
+    assert np.abs(condition[0] - condition[1]).max() > 0.1  # a cat is not a dog
 
 
 def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monkeypatch):
@@ -101,25 +105,44 @@ def test_samples_are_keyed_by_the_image(cache, opened):
     spec, variables = open_pipeline(FOLDER).spec, open_pipeline(FOLDER).variables()
     ids = ["a", "b", "c", "d"]
     noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
-    expected = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels(), noise)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(latent.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
     np.testing.assert_allclose(model.encode(pixels(), ids=ids, seed=3), expected, rtol=1e-4, atol=1e-5)
     turned = model.encode(pixels()[::-1], ids=ids[::-1], seed=3)[::-1]
     np.testing.assert_allclose(turned, expected, rtol=1e-4, atol=1e-5)
     assert model.fingerprint != opened.denoiser.fingerprint
 
 
-@pytest.mark.parametrize("hold", ["bfloat16", "float16"])
-def test_held_weights_compute_in_float32(cache, opened, hold):
-    model = dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(hold)}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(hold).astype(jnp.float32), opened.denoiser.params)
-    x, condition = opened.denoiser.encode(pixels()), opened.denoiser.embed(CAPTIONS)
-    with jax.default_matmul_precision("highest"):
-        expected = opened.denoiser.apply(rounded, x, jnp.int32(50), condition)
-    got = model.eps(x, 50, condition)
+def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
+    model = dj.open_model(FOLDER, cache, ConversionOptions(latent_weighting="pullback")).denoiser
+    x = opened.denoiser.encode(pixels(2))
+    own, step = draws.Draws(jax.random.key(3), draws.id_numbers(["a", "b"])), 1e-2
+    signs = np.stack([own.pullback(index, model.image_shape)[0] for index in range(16)]).reshape(16, -1)
+    moves = step * np.eye(x[0].size, dtype=np.float32).reshape(-1, *model.shape)
+    moved = model.decode(jnp.concatenate([x[:1] + moves, x[:1] - moves])).reshape(2, x[0].size, -1)
+    expected = ((signs @ np.asarray(moved[0] - moved[1]).T) ** 2).mean(axis=0).reshape(model.shape)
+    kept = model.kept(x, ids=["a", "b"], seed=3)
+    assert kept.shape == x.shape
+    assert kept.sum(axis=(1, 2, 3)).tolist() == [x[0].size - int(0.4 * x[0].size)] * 2
+    assert (kept[0] == (expected >= np.quantile(expected, 0.4))).mean() > 0.98  # some may be nearly equal
+    np.testing.assert_array_equal(model.kept(x[::-1], ids=["b", "a"], seed=3)[::-1], kept)
+    assert opened.denoiser.kept(x) is None
+    assert model.fingerprint != opened.denoiser.fingerprint
+
+
+def test_held_weights_compute_in_float32(cache, opened):
+    models = [dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser for hold in ("bfloat16", "float16")]
+    for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):
+        assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
+    assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
+    model, golden = models[0], np.load(GOLDEN / "expected.npz")
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), opened.denoiser.params)
+    x, t, condition = golden["x"], golden["t"], golden["embeddings"]
+    with jax.default_matmul_precision("highest"):  # the program of the model that holds float32, with other weights
+        expected = opened.denoiser._call(rounded, jnp.asarray(x), jnp.asarray(t, jnp.int32), jnp.asarray(condition))
+    got = model.eps(x, t, condition)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    assert model.fingerprint != opened.denoiser.fingerprint
 
 
 def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):

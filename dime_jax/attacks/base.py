@@ -11,6 +11,8 @@ The unit of work is one batched model call, and calls are made in a Python loop,
 jitted network, a NumPy function, a hosted model. Scores are **lower for members**, always.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import re
@@ -48,10 +50,36 @@ def query(eps_fn: EpsFn, x: jax.Array, t: Any) -> jax.Array:
     return eps.astype(x.dtype)
 
 
+_KEPT: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("kept", default=None)
+
+
+@contextlib.contextmanager
+def keeping(kept: jax.Array | None) -> Iterator[None]:
+    """While this is open, norms and sums over the coordinates of an image run over those that are kept.
+
+    What the model is asked stays the same. It holds for what is traced or computed here, as
+    `jax.default_matmul_precision` does.
+
+    Args:
+      kept: bool, of the shape of the images [B, ...]; None keeps all.
+    """
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def kept_part(v: jax.Array) -> jax.Array:
+    """v [B, ...] with zeros where a coordinate is not kept (see `keeping`)."""
+    kept = _KEPT.get()
+    return v if kept is None else jnp.where(kept, v, jnp.zeros_like(v))
+
+
 def norm(v: jax.Array, p: float = 2) -> jax.Array:
-    """‖v‖_p per image [B], with the root."""
+    """‖v‖_p per image [B] over the coordinates that are kept, with the root."""
     _validate.check_at_least(p, 1, "p")
-    return jnp.linalg.norm(v.reshape(len(v), -1), ord=p, axis=1)
+    return jnp.linalg.norm(kept_part(v).reshape(len(v), -1), ord=p, axis=1)
 
 
 def check_draws(draws: Any, x: jax.Array, name: str) -> jax.Array:

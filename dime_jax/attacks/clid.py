@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import _validate
-from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, query
+from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, kept_part, query
 from dime_jax.attacks.rules import TermPair, Weights
 from dime_jax.denoiser import TEXT_CONDITIONS, EpsFn
 from dime_jax.draws import Randomness
@@ -39,11 +39,11 @@ class Told(Call):
         _validate.check_timestep(self.t, schedule.num_steps)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness, given: Any) -> Answer:
-        """Number loss: the mean of (ξ - ε)² over the values of an image."""
+        """Number loss: the mean of (ξ - ε)² over the values of an image, of which those that are not kept are zero."""
         del given
         noise = draws.gaussian(self.index, x)
         eps = query(eps_fn, schedule.noised(x, noise, self.t), self.t)
-        return Answer(None, {"loss": jnp.mean((noise - eps).reshape(len(x), -1) ** 2, axis=1)})
+        return Answer(None, {"loss": jnp.mean(kept_part(noise - eps).reshape(len(x), -1) ** 2, axis=1)})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from dime_jax.attacks.base import (
     draw_numbers,
     grid,
     images,
+    kept_part,
     norm,
     query,
 )
@@ -143,8 +144,11 @@ def probe_response(
 
 
 def trace_term(probe: jax.Array, difference: jax.Array, step: Any) -> jax.Array:
-    """zᵀΔ/h per image [B]: one probe's estimate of tr ∇ε from the difference Δ of two responses that lie h apart."""
-    return jnp.sum((probe * difference).reshape(len(probe), -1), axis=1) / step
+    """zᵀΔ/h per image [B]: one probe's estimate of tr ∇ε from the difference Δ of two responses that lie h apart.
+
+    Over the coordinates that are kept, as the norm is, it estimates their part of the trace.
+    """
+    return jnp.sum(kept_part(probe * difference).reshape(len(probe), -1), axis=1) / step
 
 
 # ------------------------------------------------------------------------------------------------------ as functions

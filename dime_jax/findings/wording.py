@@ -1,6 +1,6 @@
 """The answer in plain words: the headline of an audit from its results."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dime_jax.attacks import describe_attack
 from dime_jax.evaluation import Evaluation, ResultRow
@@ -165,11 +165,19 @@ def _caption_alarms(blind: BlindFinding | None) -> list[str]:
     return [f"{found}: part of the result may come from them. The attack is ahead of them by {points(blind.gap)}."]
 
 
-def asked_captions(captions: str) -> str:
-    """What a text-conditioned model was told about each image."""
+def asked_captions(captions: str, attacks: Iterable[str] = ()) -> str:
+    """What a text-conditioned model was told about each image.
+
+    Args:
+      captions: "own" or "none".
+      attacks: the names of those that asked.
+    """
     if captions == "none":
         return "the model was asked about every image with the empty caption"
-    return "the model was asked about every image with the image’s own caption"
+    own = "the model was asked about every image with the image’s own caption"
+    asking = [describe_attack(name) for name in dict.fromkeys(attacks)]
+    titles = [attack.title for attack in asking if len(attack.conditions) > 1]
+    return f"{own}; {', '.join(titles)} also with each third of it and with the empty one" if titles else own
 
 
 def _contradiction(found: CandidatesFound | None, row: ResultRow) -> list[str]:

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 
 from dime_jax import _validate, data, draws
 from dime_jax._typing import Array, PyTree
-from dime_jax.attacks.base import Answer, Call, Trees, Whole, start_from, walk_trees
-from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder
+from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from, walk_trees
+from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder, keeper
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.planning import Unit
@@ -69,7 +69,8 @@ class Asker:
         offered, size = self._denoiser.conditions_for(batch), len(batch.images)
         told = {name: self._denoiser.check_condition(offered[name], size) for name in conditions}
         pixels, draw_ids, told = self._placement.put((batch.images, draws.id_numbers(batch.ids), told))
-        return PlacedBatch(self._encode(pixels, draw_ids), draw_ids, told, batch.index, batch.ids, batch.mask)
+        x = self._encode(pixels, draw_ids)
+        return PlacedBatch(x, draw_ids, told, batch.index, batch.ids, batch.mask, self._kept(x, draw_ids))
 
     def _encode(self, pixels: jax.Array, draw_ids: jax.Array) -> jax.Array:
         denoiser = self._denoiser
@@ -79,6 +80,12 @@ class Asker:
         x = encoder(denoiser.encode_fn, self._placement.sharding)(params, pixels, key, draw_ids)
         _validate.check_shape(x, (len(pixels), *denoiser.shape), f"what {denoiser.name} encodes")
         return x
+
+    def _kept(self, x: jax.Array, draw_ids: jax.Array) -> jax.Array | None:
+        if self._denoiser.keep_fn is None:
+            return None
+        params, _, key = self._constants
+        return keeper(self._denoiser.keep_fn, self._placement.sharding)(params, x, key, draw_ids)
 
     def ask(self, unit: Unit, trees: Trees, batch: PlacedBatch) -> Answers:
         """All calls of a unit, in the order of the plan's trees; none if no row of the batch is usable."""
@@ -98,7 +105,7 @@ class Asker:
         given = self._placement.put(start_from(call, given, batch.x))
         compiled = program(self._denoiser.apply, call.template, self._placement.sharding)
         condition = batch.conditions[call.condition]
-        return compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given)
+        return compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given, batch.kept)
 
     def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
@@ -106,7 +113,8 @@ class Asker:
         part = batch.usable_part()
         eps_fn = self._patient_eps_fn(part.conditions[call.condition], part.index)
         batch_draws = draws.Draws(self._key, part.draw_ids)
-        answer = call.ask(eps_fn, self._denoiser.schedule, part.x, batch_draws, start_from(call, given, part.x))
+        with keeping(part.kept):
+            answer = call.ask(eps_fn, self._denoiser.schedule, part.x, batch_draws, start_from(call, given, part.x))
         return Answer(answer.state, {name: _spread(values, batch.usable) for name, values in answer.numbers.items()})
 
     def _patient_eps_fn(self, condition: PyTree, rows: np.ndarray) -> EpsFn:
@@ -142,6 +150,7 @@ def _ask(
     condition: PyTree,
     arguments: tuple[ArrayLike, ...],
     given: PyTree,
+    kept: jax.Array | None = None,
 ) -> Answer:
     call, asked = template(*arguments), 0
 
@@ -151,7 +160,8 @@ def _ask(
         return apply(params, x, jnp.asarray(t, jnp.int32), condition)
 
     try:
-        answer = call.ask(eps_fn, schedule, x, draws.Draws(key, draw_ids), given)
+        with keeping(kept):
+            answer = call.ask(eps_fn, schedule, x, draws.Draws(key, draw_ids), given)
     except jax.errors.JAXTypeError as error:
         if not isinstance(call, Whole):
             raise

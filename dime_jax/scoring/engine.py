@@ -29,7 +29,7 @@ import numpy as np
 
 from dime_jax import _files, _validate, data, digests
 from dime_jax._distributed import together
-from dime_jax.attacks.base import Call
+from dime_jax.attacks.base import Call, Whole
 from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.progress import Progress
 from dime_jax.scoring import query_ledger, reading, score_table
@@ -286,6 +286,11 @@ def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
             raise ValueError(
                 f"{call} asks under the condition {call.condition!r}, which {denoiser.name} does not offer; expected "
                 f"one of {', '.join(denoiser.conditions)}"
+            )
+        if denoiser.keep_fn is not None and isinstance(call, Whole):
+            raise ValueError(
+                f"attack {call.attack} computes its own norms, which cannot be restricted to the coordinates that "
+                f"{denoiser.name} keeps: expected one that is made of calls, or no --latent_weighting"
             )
 
 

@@ -21,12 +21,14 @@ class PlacedBatch(NamedTuple):
     index: np.ndarray  # type: ignore[assignment]  # [B], -1 for padding
     ids: list[str]
     usable: np.ndarray
+    kept: jax.Array | None = None  # which coordinates of x count in norms; None if all do
 
     def usable_part(self) -> "PlacedBatch":
         """The usable rows alone, on the default device."""
         x, draw_ids, conditions = jax.tree.map(lambda column: jnp.asarray(np.asarray(column)[self.usable]), self[:3])
         ids = [self.ids[row] for row in np.flatnonzero(self.usable)]
-        return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable])
+        kept = None if self.kept is None else jnp.asarray(np.asarray(self.kept)[self.usable])
+        return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable], kept)
 
 
 class Placement(NamedTuple):

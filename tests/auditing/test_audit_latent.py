@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from dime_jax import cli
 from experiments import latent_study
+from experiments.configs.latent_digits import get_config
 
 pytestmark = pytest.mark.slow  # trains, and compiles every call of a U-Net
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow  # trains, and compiles every call of a U-Net
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     output = tmp_path_factory.mktemp("study")
-    latent_study.make(output, latent_study.SIZES["smoke"])
+    latent_study.make(output, latent_study.Size(**get_config("smoke").train))
     weak_lora(output)
     return output
 
@@ -56,7 +57,10 @@ def test_an_audit_from_the_command_line(study):
     with (study / "own" / "candidates.csv").open() as stream:
         assert len(list(csv.DictReader(stream))) == 2 * latent_study.CANDIDATES
     page = (study / "own" / "report.html").read_text()
-    assert "the model was asked about every image with the image’s own caption" in page
+    asked = "the model was asked about every image with the image’s own caption"
+    assert f"{asked}; CLiD also with each third of it and with the empty one" in page
+    assert "LoRA: lora.safetensors at scale 0.5" in page
+    assert "no classifier-free guidance" in page
     assert "A classifier that reads the captions alone" in page
     made = results["queries_made"]
     assert audit(study, "own")["queries_made"] == made  # finished: nothing is asked again

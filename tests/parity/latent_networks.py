@@ -3,6 +3,9 @@
 Weights and biases of norms are away from 1 and 0, and nothing is left at its zero initialisation.
 """
 
+import json
+import string
+
 import diffusers
 import torch
 import transformers
@@ -129,6 +132,13 @@ def dit(config):
     return randomised(diffusers.DiTTransformer2DModel(**config))
 
 
+def vocabulary():
+    """Letters and digits, within and at the end of a word: captions that differ have tokens that differ."""
+    letters = string.ascii_lowercase + string.digits
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters)]
+    return {token: number for number, token in enumerate(tokens)} | {"<|startoftext|>": 97, "<|endoftext|>": 98}
+
+
 def save_pipeline(folder, network, vae, text=None, scheduler=None, **options):
     """A pipeline folder as diffusers lays it out; `options` of `save_pretrained`."""
     name = "unet" if isinstance(network, diffusers.UNet2DConditionModel) else "transformer"
@@ -138,7 +148,7 @@ def save_pipeline(folder, network, vae, text=None, scheduler=None, **options):
     if text is not None:
         text.save_pretrained(folder / "text_encoder", **options)
         (folder / "tokenizer").mkdir(parents=True)
-        (folder / "tokenizer" / "vocab.json").write_text('{"<|startoftext|>": 97, "<|endoftext|>": 98}')
+        (folder / "tokenizer" / "vocab.json").write_text(json.dumps(vocabulary()))
         (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n")
     (scheduler or stable_diffusion_scheduler()).save_pretrained(folder / "scheduler")
     return folder

@@ -10,7 +10,7 @@ import pytest
 from tiny_model import FEW, SCHEDULE, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
-from dime_jax import attacks, denoiser_check, model_check, scoring
+from dime_jax import attacks, denoiser_check, draws, model_check, scoring
 from dime_jax.attacks import base, calls
 from dime_jax.denoiser import Denoiser
 from dime_jax.scoring import planning
@@ -78,6 +78,51 @@ def test_the_samples_of_an_encoder_depend_on_seed_and_id_alone(tmp_path):
     assert np.all(np.abs(first / other - 1) > 1e-4)
     x = model.encode(big_images(), ids=images.ids, seed=3)
     np.testing.assert_allclose(first, dj.sima(model.eps_fn(), SCHEDULE, x, 70), rtol=1e-5)
+
+
+def keep_some(params, x, draws):
+    """About half of the coordinates of each image, by its signs of the first probe."""
+    del params
+    return draws.pullback(0, x.shape[1:]) > 0
+
+
+@pytest.mark.parametrize(("traceable", "devices"), [(True, 4), (False, 1)])
+def test_norms_run_over_the_coordinates_that_are_kept(tmp_path, traceable, devices):
+    """The same attacks on a model of the same answers, with norms and sums that see the kept coordinates alone."""
+    images, plain = source(), network()
+    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, keep=keep_some, traceable=traceable)
+    options = quiet(micro_batch=2, devices=jax.local_devices()[:devices])
+    table = scoring.score(model, images, FEW[:4], tmp_path, seed=3, options=options)
+    assert table.queries_made == planning.make_plan(FEW[:4], SCHEDULE).queries_per_image * len(images)
+    x = floats(images)
+    kept = np.asarray(model.kept(x, ids=images.ids, seed=3))
+    assert 0.3 < kept.mean() < 0.7
+
+    own = draws.Draws(jax.random.key(3), draws.id_numbers(images.ids))
+    eps = lambda x, t: np.asarray(plain.eps(np.asarray(x), t))  # noqa: E731
+    norm = lambda v, p=2: (np.abs(np.where(kept, v, 0)) ** p).sum(axis=(1, 2, 3)) ** (1 / p)  # noqa: E731
+    abar = float(SCHEDULE.abar(70))
+    scaled, sigma = np.float32(np.sqrt(abar)) * x, np.float32(np.sqrt(1 - abar))
+    noise, z, gamma = np.asarray(own.gaussian(0, x)), np.asarray(own.rademacher(0, x)), np.float32(0.1)
+    eps0, probe, base_ = eps(x, 0), eps(scaled + gamma * sigma * z, 70), eps(scaled, 70)
+    trace = np.where(kept, z * (probe - base_), 0).sum(axis=(1, 2, 3)) / (gamma * sigma)
+    want = {
+        "loss": [norm(noise - eps(scaled + sigma * noise, 70))],
+        "pia_l4": [norm(eps0 - eps(scaled + sigma * eps0, 70), 4)],
+        "sima_l4": [norm(eps(x, 70), 4)],
+        "dime": [norm(probe) ** 2, trace],
+    }
+    for job in FEW[:4]:
+        np.testing.assert_allclose(table.terms(job), want[job.attack.name], rtol=2e-4, atol=2e-4, err_msg=job.label)
+
+
+def test_an_attack_with_norms_of_its_own_is_refused_where_coordinates_are_left_out(tmp_path):
+    plain = network()
+    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, keep=keep_some)
+    mine = attacks.Attack("mine", "", "", lambda *_: None, lambda setting: 1, {"quick": [{"t": 70}]})
+    with pytest.raises(ValueError, match=r"attack mine computes its own norms.*or no --latent_weighting"):
+        scoring.score(model, source(), [planning.Job(mine, {"t": 70})], tmp_path / "table", options=quiet())
+    assert model.queries.count == 0
 
 
 def test_nothing_is_compiled_or_copied_to_encode_pixels():

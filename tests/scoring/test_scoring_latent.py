@@ -1,6 +1,9 @@
 """A latent, text-conditioned model through the engine, against plain loops over the same eps."""
 
 import pathlib
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +32,18 @@ def model(tmp_path_factory):
 
 def source(count=6):
     pixels = np.random.default_rng(0).uniform(-1, 1, (count, 16, 16, 3)).astype(np.float32)
-    return dj.data.from_images(pixels, captions=[f"{'ab'[n % 2]}{n}" for n in range(count)])
+    return dj.data.from_images(pixels, captions=[f"{'ab'[n % 2]} picture {n}" for n in range(count)])
 
 
 def score(model, directory, images=None, jobs=JOBS, **options):
     options = quiet(**{"micro_batch": 2, "devices": jax.local_devices()[:1], **options})
     return scoring.score(model, images or source(), jobs, directory, seed=SEED, options=options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, model):
+    """Two images at a time on one device, undisturbed."""
+    return score(model, tmp_path_factory.mktemp("whole"))
 
 
 def naive(model, images, index):
@@ -73,14 +82,17 @@ def naive(model, images, index):
     }
 
 
-def test_attacks_are_naive_loops_over_the_same_eps(tmp_path, model):
-    images, table = source(), score(model, tmp_path)
+def test_attacks_are_naive_loops_over_the_same_eps(model, whole):
+    images, table = source(), whole
     queries = 1 + 1 + 3 + 15  # loss; SimA; DIME's base and two probes; CLiD: nothing to share
     assert table.queries_made == queries * len(images)
     want = [naive(model, images, index) for index in range(len(images))]
+    told = model.embed(images.captions)
+    assert np.abs(np.diff(told, axis=0)).max(axis=(1, 2)).min() > 0.1  # the captions are not all the same to the model
+    assert np.abs(table.terms(JOBS[-1])[1]).min() > 1e-4  # nor are their parts
     for job in JOBS:
         if job.attack.name == "sima_l4":
-            x, told = model.encode(np.stack([images.read(n) for n in range(len(images))])), model.embed(images.captions)
+            x = model.encode(np.stack([images.read(n) for n in range(len(images))]))
             expected = dj.sima(model.eps_fn(told), model.schedule, x, 70)[None]
         else:
             expected = np.array([one[job.attack.name] for one in want]).T
@@ -88,23 +100,40 @@ def test_attacks_are_naive_loops_over_the_same_eps(tmp_path, model):
         np.testing.assert_allclose(got, np.asarray(expected), rtol=2e-3, atol=2e-3, err_msg=job.label)
 
 
-def test_captions_are_part_of_the_data(tmp_path, model):
+def test_captions_are_part_of_the_data(tmp_path, model, whole):
     images = source()
     other = dj.data.from_images(np.stack([images.read(n) for n in range(6)]), captions=["x"] * 6)
-    first = score(model, tmp_path / "own", jobs=JOBS[:1])
-    second = score(model, tmp_path / "other", other, jobs=JOBS[:1])
-    identities = [table.manifest["identity"]["data"] for table in (first, second)]
-    assert identities[0] != identities[1]
-    assert np.all(np.abs(first.terms(JOBS[0]) - second.terms(JOBS[0])) > 0)
+    table = score(model, tmp_path / "other", other, jobs=JOBS[:1])
+    assert table.manifest["identity"]["data"] != whole.manifest["identity"]["data"]
+    assert np.all(np.abs(table.terms(JOBS[0]) - whole.terms(JOBS[0])) > 1e-4)
     with pytest.raises(ValueError, match="data"):
-        score(model, tmp_path / "own", other, jobs=JOBS[:1])
+        score(model, tmp_path / "other", images, jobs=JOBS[:1])
     silent = dj.data.from_images(np.stack([images.read(n) for n in range(6)]))
     with pytest.raises(ValueError, match="expected captions for the images of arrays"):
         score(model, tmp_path / "silent", silent, jobs=JOBS[:1])
 
 
-def test_a_killed_run_ends_in_the_same_table(tmp_path, model, monkeypatch):
-    whole = score(model, tmp_path / "whole")
+def test_several_devices_give_the_table_of_one(tmp_path, model, whole):
+    table = score(model, tmp_path, jobs=JOBS[1:2], micro_batch=1, devices=jax.local_devices()[:3])
+    np.testing.assert_allclose(table.terms(JOBS[1]), whole.terms(JOBS[1]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_table_of_one(tmp_path, whole):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, __file__, str(tmp_path), address]
+    for process in [subprocess.Popen([*command, str(number)]) for number in range(2)]:
+        assert process.wait(timeout=600) == 0
+    table = scoring.score_table.read_table(tmp_path / "table")
+    assert table.queries_made == whole.queries_made
+    assert len(list((tmp_path / "table").glob("queries-*.bin"))) == 2
+    for job in JOBS:
+        np.testing.assert_allclose(table.terms(job), whole.terms(job), rtol=1e-4, atol=1e-5)
+
+
+def test_a_killed_run_ends_in_the_same_table(tmp_path, model, whole, monkeypatch):
     stop = {"left": 7}
     asked = scoring.asking.Asker._ask
 
@@ -122,3 +151,15 @@ def test_a_killed_run_ends_in_the_same_table(tmp_path, model, monkeypatch):
     for job in JOBS:
         np.testing.assert_array_equal(resumed.terms(job), whole.terms(job))
     assert jnp.isfinite(resumed.terms(JOBS[-1])).all()
+
+
+def main():
+    """One of two processes of a run: python test_scoring_latent.py DIRECTORY HOST:PORT NUMBER."""
+    directory, address, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, 2, number)
+    score(dj.open_model(GOLDEN, directory / f"model-{number}").denoiser, directory / "table")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A tiny Stable Diffusion, trained on digits with captions and attacked through its folder as diffusers would write it.
+
+    python -m experiments.latent_study --config=experiments/configs/latent_digits.py --workdir=W
+
+The autoencoder learns from all digits, the U-Net from the members alone, each with its caption ("the digit three"); the
+text encoder keeps its random weights, as Stable Diffusion's keeps those it came with. "laptop" takes about ten minutes
+on two CPU cores, "smoke" about one.
+"""
+
+from ml_collections.config_dict import ConfigDict
+
+from dime_jax import _validate
+from dime_jax.attacks import attack_names
+from dime_jax.denoiser import TEXT_CONDITIONS
+from experiments.configs.attack_section import attack_section, data_section
+
+
+def get_config(variant: str = "laptop") -> ConfigDict:
+    """All attacks on a model that remembers, or with "smoke" a few on one that has barely begun to."""
+    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
+    config = ConfigDict()
+    config.seed = 0
+    config.data = data_section("folder:DIR")  # WORKDIR/members
+    config.data.heldout = "folder:DIR"  # WORKDIR/heldout
+    config.data.split = "joined"
+
+    config.train = ConfigDict()  # fields of `experiments.latent_study.Size`
+    config.train.images = 300
+    config.train.autoencoder_steps = 1500
+    config.train.unet_steps = 20_000
+    config.train.width = 64
+
+    config.attack = attack_section()
+    config.attack.model = "pipeline"  # WORKDIR/pipeline
+    config.attack.names = tuple(attack_names(TEXT_CONDITIONS))
+    config.attack.budgets = (2, 11)
+    config.attack.grids = ConfigDict(
+        {
+            "all": {"t": (10, 30, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)},
+            "clid": {"t": (50, 195, 345, 495), "step": (10,)},
+        }
+    )
+
+    if variant == "smoke":
+        config.train = ConfigDict({"images": 70, "autoencoder_steps": 30, "unet_steps": 600, "width": 16})
+        config.attack.names = ("sima_l4", "dime", "clid")
+        config.attack.budgets = (2,)
+        config.attack.grids = ConfigDict({"all": {"t": (70,), "gamma": (0.1,)}, "clid": {"t": (495,), "step": (10,)}})
+    return config.lock()
