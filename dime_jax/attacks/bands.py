@@ -32,6 +32,7 @@ from dime_jax.attacks.base import (
     draw_numbers,
     grid,
     images,
+    kept_part,
     norm,
     one_number,
 )
@@ -66,9 +67,10 @@ def band_energies(v: Any) -> jax.Array:
 def low_pass_norm(v: Any) -> jax.Array:
     """FreMIA's weighted l2 norm [B]: Fourier coefficients in the centre square of half-width 5 count 1, others 0.2."""
     planes = _planes(images(v))
-    low = np.logical_and.outer(_is_low(planes.shape[1]), _is_low(planes.shape[2]))
-    weights = np.where(low, 1.0, _HIGH_WEIGHT).astype(np.float32)[None, :, :, None]
-    return norm(jnp.abs(jnp.fft.fft2(planes, axes=(1, 2), norm="ortho")) * weights)
+    low = np.outer(_is_low(planes.shape[1]), _is_low(planes.shape[2])).astype(np.float32)
+    weights = (_HIGH_WEIGHT + (1 - _HIGH_WEIGHT) * low)[None, :, :, None]
+    spectrum = weights * jnp.abs(jnp.fft.fft2(planes, axes=(1, 2), norm="ortho"))
+    return jnp.sqrt(jnp.sum(spectrum**2, axis=(1, 2, 3)))
 
 
 def _planes(v: jax.Array) -> jax.Array:
@@ -79,7 +81,7 @@ def _planes(v: jax.Array) -> jax.Array:
 def _cosines(size: int) -> np.ndarray:
     """The orthonormal cosine transform of a side [size, size]."""
     frequency, place = np.arange(size)[:, None], np.arange(size) + 0.5
-    scale = np.where(frequency == 0, np.sqrt(1 / size), np.sqrt(2 / size))
+    scale = np.sqrt((1.0 + (frequency > 0)) / size)
     return (scale * np.cos(np.pi * frequency * place / size)).astype(np.float32)
 
 
@@ -116,8 +118,9 @@ class Spectral(Call):
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers band_0 … band_5: log energies; l4: ‖ε‖₄; low_pass: FreMIA's norm."""
         del eps_fn, schedule, x, draws
-        energies = dict(zip(_BAND_NAMES, band_energies(given)))
-        return Answer(None, {**energies, "l4": norm(given, 4), "low_pass": low_pass_norm(given)})
+        answer = kept_part(given)
+        energies = dict(zip(_BAND_NAMES, band_energies(answer)))
+        return Answer(None, {**energies, "l4": norm(answer, 4), "low_pass": low_pass_norm(answer)})
 
 
 @dataclasses.dataclass(frozen=True, order=True)
