@@ -20,6 +20,7 @@ from .denoiser import Denoiser
 from .denoiser_check import DenoiserCheck, check_denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
 from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
+from .remote import RemoteDenoiser, RemoteOptions
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "IdealDenoiser",
     "NoiseSchedule",
     "OpenedModel",
+    "RemoteDenoiser",
+    "RemoteOptions",
     "attacks",
     "audit",
     "calibration",

@@ -140,7 +140,9 @@ def _check(
         )
     most = None if np.isinf(allowed) else int(allowed - made) // count
     platform = jax.local_devices()[0].platform
-    micro_batch = options.micro_batch or scoring.default_micro_batch(denoiser.shape, platform)
+    micro_batch = options.micro_batch or scoring.micro_batch_of(denoiser, platform)
+    if denoiser.requests is not None:
+        micro_batch = min(micro_batch, denoiser.requests.images)
 
     def say(text: str) -> None:
         if not options.silent:
@@ -153,7 +155,7 @@ def _check(
         ledger.debit(images.index[part])
         made += len(x)
         _enter(directory, fingerprint, _Entry(made))
-        return model.eps(x, t, condition)
+        return model.ask_once(x, t, condition)
 
     patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import model_check, pipeline, scoring
+from dime_jax import model_check, pipeline, recognition, scoring
 from dime_jax._records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -52,7 +52,7 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text))
+    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text), config.remote)
     images = open_images(config, model.denoiser)
     say(config, _introduction(model, images))
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
@@ -104,7 +104,12 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         captions=asked_captions(config, model.denoiser),
         grid_size=1 if halves is None else len(pipeline.read_jobs(config.directory)),
         model=describe_model(model),
-        warnings=(*images.warnings, *blind.warnings, *captions.warnings),
+        warnings=(
+            *images.warnings,
+            *blind.warnings,
+            *captions.warnings,
+            *recognition.noise_warnings(config.directory, model.denoiser.fingerprint),
+        ),
         blind_auc=blind.auc,
         caption_auc=captions.auc,
     )
@@ -123,7 +128,8 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
 
 
 def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> None:
-    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none."""
+    """Check that the model is that of the run, and a denoiser, before thousands of queries; say so if it is none."""
+    recognition.recognise(config.directory, denoiser, config.options)
     found = model_check.check_once(
         config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
     )

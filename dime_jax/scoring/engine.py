@@ -34,7 +34,7 @@ from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.progress import Progress
 from dime_jax.scoring import query_ledger, reading, score_table
 from dime_jax.scoring.asking import Answers, Asker
-from dime_jax.scoring.micro_batch import default_micro_batch, out_of_memory
+from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory
 from dime_jax.scoring.placement import Batch, Placement, choose_placement
 from dime_jax.scoring.planning import Job, Plan, make_plan
 from dime_jax.scoring.query_ledger import Budget, Ledger
@@ -186,7 +186,7 @@ def _open_table(request: _Request) -> None:
         precision=PRECISION,
         code=_code_version(),
     )
-    micro_batch = request.options.micro_batch or default_micro_batch(denoiser.shape, platform)
+    micro_batch = request.options.micro_batch or micro_batch_of(denoiser, platform)
     score_table.open_manifest(request.directory, identity, micro_batch, denoiser.schedule)
 
 
