@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 import urllib.parse
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -139,6 +140,7 @@ class Transport:
         self._timeout, self._pace = options.timeout, Pace(options.max_rate)
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._idle)
 
     def get(self, path: str, most: int) -> Reply:
         """GET a path; redirects are followed."""
@@ -207,7 +209,8 @@ class Transport:
             raise ValueError(f"{self.place} redirects to {place}, which is not encrypted")
         with self._lock:
             if place != self.place:
-                self.place, self._token, self._moved, self._idle = place, None, True, []
+                self.place, self._token, self._moved = place, None, True
+                _close(self._idle)
         return path
 
     def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
@@ -277,6 +280,11 @@ class Transport:
         if place.scheme == "https":
             return http.client.HTTPSConnection(place.host, place.port, timeout=self._timeout, context=self._tls)
         return http.client.HTTPConnection(place.host, place.port, timeout=self._timeout)
+
+
+def _close(connections: list[tuple[http.client.HTTPConnection, float]]) -> None:
+    while connections:
+        connections.pop()[0].close()
 
 
 def _read(response: http.client.HTTPResponse, most: int, place: Place) -> bytes:
