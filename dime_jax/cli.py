@@ -103,10 +103,10 @@ def _score(args: argparse.Namespace) -> int:
     if args.tune:
         options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
     run = pipeline.begin(args.run, jobs, halves, args.seed)
-    recognition.recognise(run, denoiser, options)
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
         print(f"warning: {check.summary}", file=sys.stderr)
+    options = recognition.guarded(run, denoiser, options)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE

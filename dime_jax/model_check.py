@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import _files, data, digests, scoring
+from dime_jax import _files, data, digests, recognition, scoring
 from dime_jax._distributed import on_first_process
 from dime_jax._records import parse, plain_object
 from dime_jax._typing import PyTree
@@ -80,8 +80,13 @@ def check_once(
 
 
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
-    """The outcome of a model's check in this directory; None if it was not checked there."""
-    return _entries(directory).get(fingerprint, _Entry()).outcome
+    """The outcome of a model's check in this directory; None if it was not checked there.
+
+    Its queries are those of the check, and those that it took to recognise the model (`recognition`).
+    """
+    found = _entries(directory).get(fingerprint, _Entry()).outcome
+    recognised = recognition.queries(directory, fingerprint)
+    return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
 
 
 def _entries(directory: pathlib.Path) -> dict[str, _Entry]:

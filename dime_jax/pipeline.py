@@ -22,18 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import (
-    _files,
-    _records,
-    _validate,
-    calibration,
-    data,
-    digests,
-    evidence,
-    model_check,
-    recognition,
-    scoring,
-)
+from dime_jax import _files, _records, _validate, calibration, data, digests, evidence, model_check, scoring
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
@@ -248,10 +237,7 @@ def evaluation(
         },
         precision=identity["precision"],
         seed=seed,
-        queries_made=calibration_half.queries_made
-        + table.queries_made
-        + (check.queries if check else 0)
-        + recognition.queries(directory, identity["model"]),
+        queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
         model_check=check,
         direction=read_direction(directory),
         warnings=(*(warnings if excluded else ()), *unsealed),

@@ -10,9 +10,12 @@ RUN/queries-answer.bin      their ledger; they are about no image of the run
 """
 
 import contextlib
+import dataclasses
+import functools
 import os
 import pathlib
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -35,6 +38,8 @@ _NOISE_FACTOR = 5.0  # a noisy model's answers differ by as many times what they
 _KEPT = 4096  # numbers of an answer
 TRACE = "trace"  # the name of DIME's crowding among the readings
 _GOLDEN = (5**0.5 - 1) / 2
+# The functions that were recognised in this process, and in which runs: nobody can have exchanged them since.
+_recognised: "weakref.WeakKeyDictionary[Denoiser, set[pathlib.Path]]" = weakref.WeakKeyDictionary()
 
 
 class _Entry(NamedTuple):
@@ -51,13 +56,32 @@ class _Entry(NamedTuple):
     noise: float = 0.0
 
 
-def recognise(
-    directory: str | os.PathLike[str], denoiser: Denoiser, options: scoring.ScoringOptions | None = None
-) -> None:
-    """Ask a model that is no network of ours the fixed question, and compare its answer with the one that is kept.
+def guarded(
+    directory: str | os.PathLike[str], denoiser: Denoiser, options: scoring.ScoringOptions
+) -> scoring.ScoringOptions:
+    """The options for all score tables of a run, with which a model that is no network of ours is recognised.
 
-    Two queries at the beginning of a run, and one whenever it goes on; none about networks, whose weights have a
-    fingerprint, and none where the budget is used up, for then nothing else is asked either.
+    At the beginning of a run it is asked now. Of a run that goes on, damage is found first: the model is asked when the
+    first table is open. Networks have fingerprints of their weights, and are not asked.
+
+    Raises:
+      ValueError: as `recognise`.
+    """
+    if denoiser.traceable:
+        return options
+    directory = pathlib.Path(directory)
+    if _entries(directory).get(denoiser.fingerprint, _Entry()).answer is None:
+        on_first_process(lambda: recognise(directory, denoiser, options))
+        return options
+    once = functools.cache(lambda: recognise(directory, denoiser, options))
+    return dataclasses.replace(options, before_asking=once)
+
+
+def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
+    """Ask a model the fixed question, and compare its answer with the one that is kept.
+
+    Two queries at the beginning of a run, and one whenever it goes on; none about a function that was recognised in
+    this process, and none where the budget is used up, for then nothing else is asked either.
 
     Args:
       directory: of the run.
@@ -67,10 +91,11 @@ def recognise(
     Raises:
       ValueError: if the answer is another, is not finite, or cannot be paid for at the beginning.
     """
-    if denoiser.traceable:
+    known = _recognised.setdefault(denoiser, set())
+    if denoiser.requests is None and directory.absolute() in known:
         return
-    directory, options = pathlib.Path(directory), options or scoring.ScoringOptions()
-    on_first_process(lambda: _recognise(directory, denoiser, options))
+    _recognise(directory, denoiser, options)
+    known.add(directory.absolute())
 
 
 def queries(directory: pathlib.Path, fingerprint: str) -> int:

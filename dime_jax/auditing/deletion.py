@@ -53,10 +53,9 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    for model in models:
-        check_model(config, model.denoiser, images)
-    decision = decide(config, models[0].denoiser, images)
-    for name, model in zip(MODELS, models):
+    checked = [check_model(config, model.denoiser, images) for model in models]
+    decision = decide(checked[0], models[0].denoiser, images)
+    for name, model, config in zip(MODELS, models, checked):
         say(config, f"{name}: {model.describe()}")
         score_candidates(config, model.denoiser, images, decision, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout

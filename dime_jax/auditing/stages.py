@@ -3,6 +3,7 @@
 Every stage that makes queries continues where it was interrupted; the others take seconds and are repeated.
 """
 
+import dataclasses
 import os
 import pathlib
 import platform
@@ -59,7 +60,7 @@ def audit(config: AuditConfig) -> AuditResult:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
     config = cost.announced(config, images, model.denoiser, say)
-    check_model(config, model.denoiser, images)
+    config = check_model(config, model.denoiser, images)
     decision = decide(config, model.denoiser, images)
     if decision.halves is not None:
         pipeline.score_half(config.directory, "test", model.denoiser, images.source, options=config.options)
@@ -127,14 +128,19 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
     return json_files.write_record(config.directory, facts, arrays)
 
 
-def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> None:
-    """Check that the model is that of the run, and a denoiser, before thousands of queries; say so if it is none."""
-    recognition.recognise(config.directory, denoiser, config.options)
+def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> AuditConfig:
+    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none.
+
+    Returns:
+      The same audit, that notices if the model is another than the one it was begun with.
+    """
     found = model_check.check_once(
         config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
     )
     if not found.passed:
         say(config, f"warning: {found.summary}")
+    options = recognition.guarded(config.directory, denoiser, config.options)
+    return dataclasses.replace(config, options=options)
 
 
 def score_candidates(

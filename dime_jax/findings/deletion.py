@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import digests, evidence, model_check, pipeline, recognition
+from dime_jax import digests, evidence, model_check, pipeline
 from dime_jax.calibration import Calibration
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evidence import DeletionCheck, Likeness
@@ -190,13 +190,11 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
 
 
 def _queries(record: CompareRecord) -> int:
-    """All that were made: under both models, for their checks, to know them by, and to calibrate."""
+    """All that were made: under both models, for their checks, and to calibrate."""
     scored = sum(table.queries_made for table in record.tables.pair())
     checked = sum(check.queries for check in record.checks.pair() if check is not None)
     calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.calibrated else 0
-    models = [table.manifest["identity"]["model"] for table in record.tables.pair()]
-    recognised = sum(recognition.queries(record.directory, model) for model in models)
-    return scored + checked + calibrated + recognised
+    return scored + checked + calibrated
 
 
 def _finite(value: float) -> float | None:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dime_jax import digests, evidence, model_check, pipeline, recognition
+from dime_jax import digests, evidence, model_check, pipeline
 from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
 from dime_jax.findings import withholding, wording
@@ -85,7 +85,7 @@ def _without_members(record: Record) -> Evaluation:
         fingerprints={"model": identity["model"], "heldout_data": identity["data"]},
         precision=identity["precision"],
         seed=identity["seed"],
-        queries_made=(check.queries if check else 0) + recognition.queries(record.directory, identity["model"]),
+        queries_made=check.queries if check else 0,
         model_check=check,
         warnings=(),
     )

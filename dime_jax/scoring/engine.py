@@ -59,6 +59,7 @@ class ScoringOptions:
       devices: local devices to use; all if None.
       silent: show no progress.
       on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
     micro_batch: int | None = None
@@ -68,6 +69,7 @@ class ScoringOptions:
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
     on_rate: Callable[[float], None] | None = None
+    before_asking: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -158,6 +160,9 @@ def score(
             if first:
                 stack.enter_context(_files.locked(directory, "score table"))
                 _open_table(request)
+                if options.before_asking is not None:
+                    score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
+                    options.before_asking()
 
         def merge() -> None:
             if first:

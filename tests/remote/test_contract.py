@@ -190,7 +190,7 @@ def test_the_path_names_a_model(path):
 
 def test_the_token_is_not_sent_in_the_clear_and_not_repeated(monkeypatch, tmp_path):
     monkeypatch.setenv("A_TOKEN", "secret-4711")
-    with pytest.raises(ValueError, match="expected https for a request with a token, got http://example.org") as caught:
+    with pytest.raises(ValueError, match=r"expected https .*, got http://example.org") as caught:
         dj.RemoteDenoiser("http://example.org/v2/models/m", options=dj.RemoteOptions(token_env="A_TOKEN"))
     assert "4711" not in str(caught.value)
     monkeypatch.setenv("A_TOKEN", "secret\n4711")

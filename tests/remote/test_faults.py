@@ -172,9 +172,9 @@ def test_the_metadata_may_be_redirected_and_a_circle_is_left(tmp_path):
         with FaultyServer(gets={"/v2/models/m": stub.redirect(new.place, 301)}) as old:
             np.testing.assert_array_equal(dj.RemoteDenoiser(old.url, **QUIET).eps(X[:2], T), tanh_model(X[:2], T))
         assert old.received == []
-    with FaultyServer(gets={"/v2/models/m": stub.redirect("")}) as circle:
-        with pytest.raises(ValueError, match="redirects more than 3 times"):
-            dj.RemoteDenoiser(circle.url, **QUIET)
+    circle = FaultyServer(gets={"/v2/models/m": stub.redirect("")})
+    with circle, pytest.raises(ValueError, match="redirects more than 3 times"):
+        dj.RemoteDenoiser(circle.url, **QUIET)
 
 
 def certificate(directory, days):

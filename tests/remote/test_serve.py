@@ -190,7 +190,7 @@ def test_a_failing_model_says_nothing_of_itself():
 
 
 def test_it_is_not_opened_to_others_without_a_token():
-    with pytest.raises(ValueError, match="expected --token-env with --host 0.0.0.0"):
+    with pytest.raises(ValueError, match=r"expected --token-env with --host 0.0.0.0"):
         ServeOptions(host="0.0.0.0")
     with Server(MODEL) as running:
         port = int(running.url.split(":")[2].split("/")[0])
