@@ -133,7 +133,8 @@ class RemoteDenoiser(Denoiser):
     def _infer(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         binary = self._encoding.binary
         outputs = [{"name": EPS, "parameters": {"binary_data": True}} if binary else {"name": EPS}]
-        request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs)
+        # KServe gives the id back, and fails if there is none.
+        request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs, id=EPS)
         x = tensors[X]
         reply = self._transport.post(
             f"{self._path}/infer", request.body, request.headers, protocol.most_bytes(x.size), len(x)

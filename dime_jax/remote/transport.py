@@ -15,6 +15,7 @@ import ipaddress
 import os
 import pathlib
 import re
+import select
 import socket
 import ssl
 import threading
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from dime_jax.remote.options import RemoteOptions
 from dime_jax.scoring.retry import TryLater
 
-_IDLE_SECONDS = 10.0  # after which a server may have closed a connection that it was to keep
+_IDLE_SECONDS = 4.0  # after which servers may close a connection that they were to keep; uvicorn after 5
 _REDIRECTS = 3
 _BUSY = (408, 425, 429, 502, 503, 504)
 
@@ -267,7 +268,7 @@ class Transport:
         with self._lock:
             while self._idle:
                 connection, since = self._idle.pop()
-                if time.monotonic() - since < _IDLE_SECONDS:
+                if time.monotonic() - since < _IDLE_SECONDS and not _ended(connection):
                     return connection
                 connection.close()
         return None
@@ -280,6 +281,13 @@ class Transport:
         if place.scheme == "https":
             return http.client.HTTPSConnection(place.host, place.port, timeout=self._timeout, context=self._tls)
         return http.client.HTTPConnection(place.host, place.port, timeout=self._timeout)
+
+
+def _ended(connection: http.client.HTTPConnection) -> bool:
+    """Whether the other side has closed it: there is something to read where nothing was asked."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _close(connections: list[tuple[http.client.HTTPConnection, float]]) -> None:
