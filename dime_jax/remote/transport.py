@@ -224,7 +224,7 @@ class Transport:
             response = connection.getresponse()
             received = _read(response, most, place)
             lower = {name.lower(): value for name, value in response.getheaders()}
-            if response.will_close:
+            if response.will_close or response.status >= 400:  # servers close connections after errors, said or not
                 connection.close()
             return Reply(response.status, lower, received)
 

@@ -65,8 +65,9 @@ def running(command, directory, port):
     with log, subprocess.Popen(command, cwd=directory, stdout=log, stderr=log) as process:
         try:
             for _ in range(120):
-                with contextlib.suppress(OSError), urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}/v2/models/mine/ready", timeout=2
+                with (
+                    contextlib.suppress(OSError),
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/mine/ready", timeout=2),
                 ):
                     break
                 assert process.poll() is None, (directory / "log").read_text()[-2000:]
