@@ -125,6 +125,7 @@ class RemoteDenoiser(Denoiser):
             tensors[LABEL] = np.asarray(condition).astype(protocol.DATATYPES[contract.label])
         if contract.condition is not None:
             tensors[CONDITION] = np.asarray(condition, np.float32)
+        tensors |= {name: tensors[name][:, None] for name in contract.columns}
         answer = self._infer(tensors)
         if contract.layout == "NCHW":
             answer = np.moveaxis(answer, 1, -1)

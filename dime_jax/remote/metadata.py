@@ -50,6 +50,7 @@ class Contract(NamedTuple):
       layout: of the server's x.
       t: the datatype of t.
       label: of the labels; None for models that take none.
+      columns: those of t and label that the server takes as [B, 1], as Triton must, and not as [B].
       condition: the shape of one condition; None for models that take none.
       schedule: the noise schedule.
       prediction: what it predicts.
@@ -64,6 +65,7 @@ class Contract(NamedTuple):
     layout: str
     t: str
     label: str | None
+    columns: frozenset[str]
     condition: tuple[int, ...] | None
     schedule: NoiseSchedule
     prediction: str
@@ -96,9 +98,9 @@ def read_contract(metadata: JsonObject, config: JsonObject, stated: Stated) -> C
     unknown = sorted(inputs.keys() - {X, T_STEP, LABEL, CONDITION})
     if unknown:
         raise ValueError(f"expected no other inputs than {X}, {T_STEP}, {LABEL} and {CONDITION}, got {unknown[0]}")
-    inputs[X].expect(["FP32"], None)
-    inputs[T_STEP].expect(["INT32", "INT64"], [-1])
-    outputs[EPS].expect(["FP32"], None)
+    inputs[X].expect(["FP32"])
+    inputs[T_STEP].expect(["INT32", "INT64"], one_number=True)
+    outputs[EPS].expect(["FP32"])
     order, layout_fact = _layout(inputs[X], said, stated)
     shape, size_fact = _shape(inputs[X], order, stated)
     _check_answer(outputs[EPS], inputs[X])
@@ -116,8 +118,9 @@ def read_contract(metadata: JsonObject, config: JsonObject, stated: Stated) -> C
         shape=shape,
         layout=order,
         t=inputs[T_STEP].datatype,
-        label=None if label is None else label.expect(["INT32", "INT64"], [-1]).datatype,
-        condition=None if condition is None else condition.expect(["FP32"], None).fixed(),
+        label=None if label is None else label.expect(["INT32", "INT64"], one_number=True).datatype,
+        columns=frozenset(name for name in (T_STEP, LABEL) if name in inputs and len(inputs[name].shape) == 2),
+        condition=None if condition is None else condition.expect(["FP32"]).fixed(),
         schedule=schedule,
         prediction=prediction,
         num_classes=classes,
@@ -139,11 +142,11 @@ class _Tensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
 
-    def expect(self, datatypes: Sequence[str], shape: list[int] | None) -> "_Tensor":
+    def expect(self, datatypes: Sequence[str], one_number: bool = False) -> "_Tensor":
         if self.datatype not in datatypes:
             raise ValueError(f"expected {self.name} to be {' or '.join(datatypes)}, the server says {self.datatype}")
-        if self.shape[:1] != (-1,) or (shape is not None and list(self.shape) != shape):
-            wanted = "[-1, ...]" if shape is None else shape
+        if self.shape[:1] != (-1,) or (one_number and self.shape not in ((-1,), (-1, 1))):
+            wanted = "[-1]" if one_number else "[-1, ...]"
             raise ValueError(f"expected {self.name} of shape {wanted}, the server says {list(self.shape)}")
         return self
 

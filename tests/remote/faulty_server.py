@@ -189,6 +189,15 @@ def slow(seconds):
     return wait
 
 
+def dripping(handler, *right):
+    """An answer whose headers come a byte at a time."""
+    with contextlib.suppress(OSError):
+        for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"y" * 30:
+            handler.connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+    handler.close_connection = True
+
+
 def instead(eps_of, **how):
     """Another answer, made from the right one."""
 

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from faulty_server import PARAMETERS, FaultyServer, metadata, tanh_model
+from faulty_server import PARAMETERS, SHAPE, FaultyServer, metadata, tanh_model
 
 import dime_jax as dj
 from dime_jax.remote.metadata import Stated, describe_schedule, read_contract
@@ -56,8 +56,22 @@ def test_a_schedule_in_every_form_is_the_same_to_the_bit(schedule):
 def test_triton_says_it_in_its_configuration():
     texts = {**PARAMETERS, "range": "[-1, 1]", "layout": "NCHW"}
     config = {"max_batch_size": 16, "parameters": {key: {"string_value": value} for key, value in texts.items()}}
-    found = contract((3, 8, 8), config=config, parameters=None)
-    assert (found.shape, found.layout, found.max_batch) == ((8, 8, 3), "NCHW", 16)
+    said = metadata((3, 8, 8), None)
+    said["inputs"][1]["shape"] = [-1, 1]  # it has no tensors of rank 1
+    found = read_contract(said, config, Stated())
+    assert (found.shape, found.layout, found.max_batch, found.columns) == ((8, 8, 3), "NCHW", 16, {"t"})
+    shapes = []
+
+    def columns(x, t):
+        shapes.append(t.shape)
+        return tanh_model(x, t[:, 0])
+
+    said = metadata()
+    said["inputs"][1]["shape"] = [-1, 1]
+    with FaultyServer(columns, said=said) as server:
+        x = np.ones((2, *SHAPE), np.float32)
+        np.testing.assert_array_equal(dj.RemoteDenoiser(server.url).eps(x, 70), tanh_model(x, 70))
+    assert shapes == [(2, 1)]
 
 
 def test_what_the_server_does_not_say_the_user_states():
@@ -121,7 +135,7 @@ def test_gaps_and_contradictions_are_one_line(how, message):
         (("inputs", 0), {"datatype": "FP16"}, "expected x to be FP32, the server says FP16"),
         (("inputs", 0), {"shape": [8, 4, 4, 1]}, r"expected x of shape \[-1, ...\]"),
         (("inputs", 1), {"datatype": "FP32"}, "expected t to be INT32 or INT64"),
-        (("inputs", 1), {"shape": [-1, 1]}, r"expected t of shape \[-1\]"),
+        (("inputs", 1), {"shape": [-1, 2]}, r"expected t of shape \[-1\]"),
         (("outputs", 0), {"datatype": "FP64"}, "expected eps to be FP32"),
         (("outputs", 0), {"shape": [-1, 4, 4, 2]}, "expected eps in the shape of x"),
         (("inputs", 1), {"name": "sigma"}, "and no t"),

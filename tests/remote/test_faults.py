@@ -56,6 +56,7 @@ def test_without_faults_requests_are_cut_and_connections_kept(tmp_path):
         (stub.busy(502), "is busy"),
         (stub.busy(500, text=b'{"error": "out of memory"}'), "HTTP 500: out of memory"),
         (stub.slow(1.2), "did not answer within 0.6 s"),
+        (stub.dripping, "did not answer within 0.6 s"),
     ],
 )
 def test_what_passes_is_asked_again(tmp_path, fault, reason):
@@ -180,7 +181,8 @@ def test_the_metadata_may_be_redirected_and_a_circle_is_left(tmp_path):
 def certificate(directory, days):
     """A certificate of 127.0.0.1 that signs itself, by `openssl x509 -req`, and its key."""
     key, request, file, extra = (directory / name for name in ("key.pem", "request.pem", "cert.pem", "extensions"))
-    extra.write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=critical,CA:TRUE\n")
+    lines = ["subjectAltName=IP:127.0.0.1", "basicConstraints=critical,CA:TRUE", "subjectKeyIdentifier=hash"]
+    extra.write_text("\n".join([*lines, "keyUsage=critical,digitalSignature,keyCertSign", ""]))
     make = ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subprocess.run([*make, "-keyout", key, "-out", request, "-subj", "/CN=here"], check=True, capture_output=True)
     sign = ["openssl", "x509", "-req", "-in", request, "-signkey", key, "-extfile", extra, "-out", file]

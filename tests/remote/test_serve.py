@@ -227,6 +227,7 @@ def test_the_command_ends_cleanly(number):
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert re.fullmatch(r"serving http://127.0.0.1:\d+/v2/models/digits\n", process.stdout.readline())
+        assert "4711" not in pathlib.Path(f"/proc/{process.pid}/cmdline").read_text()
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
