@@ -21,6 +21,7 @@ from .denoiser import Denoiser
 from .denoiser_check import DenoiserCheck, check_denoiser
 from .ideal import ErrorDecomposition, IdealDenoiser
 from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
+from .remote import RemoteDenoiser, RemoteOptions
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "IdealDenoiser",
     "NoiseSchedule",
     "OpenedModel",
+    "RemoteDenoiser",
+    "RemoteOptions",
     "attacks",
     "audit",
     "calibration",

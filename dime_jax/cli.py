@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
+from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
     import rich.console
@@ -65,7 +66,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, model_check, pipeline, scoring
+    from dime_jax import data, model_check, pipeline, recognition, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.auditing.images import with_captions
     from dime_jax.denoiser import TEXT_CONDITIONS
@@ -105,6 +106,7 @@ def _score(args: argparse.Namespace) -> int:
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
         print(f"warning: {check.summary}", file=sys.stderr)
+    options = recognition.guarded(run, denoiser, options)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE
@@ -163,6 +165,15 @@ def _check_model(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from dime_jax import serve
+    from dime_jax.remote.options import NO_REMOTE_OPTIONS
+
+    settings = serve.ServeOptions(args.host, args.port, args.token_env, args.max_batch, args.rate)
+    args = argparse.Namespace(**{**vars(args), **dataclasses.asdict(NO_REMOTE_OPTIONS)})
+    return serve.serve_until_stopped(_open_model(args, args.cache), settings, args.name)
+
+
 # --------------------------------------------------------------------------------------------------- what is printed
 
 
@@ -205,7 +216,7 @@ def _console() -> "rich.console.Console":
 def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
     from dime_jax.opening import open_model
 
-    model = open_model(args.model, cache, conversion_options(args))
+    model = open_model(args.model, cache, conversion_options(args), remote=remote_options(args))
     print(model.describe(), file=sys.stderr)
     return model.denoiser
 
@@ -223,7 +234,9 @@ def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
 
     named = [field.name for field in dataclasses.fields(AuditConfig) if hasattr(args, field.name)]
     settings = {name: getattr(args, name) for name in named} | others
-    return AuditConfig(**settings, options=_options(args), conversion=conversion_options(args))
+    return AuditConfig(
+        **settings, options=_options(args), conversion=conversion_options(args), remote=remote_options(args)
+    )
 
 
 def _options(args: argparse.Namespace) -> "ScoringOptions":
@@ -255,6 +268,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_convert(commands)
     _add_models(commands)
+    _add_serve(commands)
     return parser
 
 
@@ -276,7 +290,8 @@ def _add_audit(commands: _Commands) -> None:
     audit.add_argument(
         "--model",
         default="digits",
-        help="a shipped model, a model directory, a checkpoint or a diffusers folder (default: %(default)s)",
+        help="a shipped model, a model directory, a checkpoint, a diffusers folder, or http(s)://HOST/v2/models/NAME "
+        "(default: %(default)s)",
     )
     audit.add_argument("--members", help="images the model was trained on: a folder, or KIND:PLACE")
     audit.add_argument("--heldout", help="images like them that it never saw")
@@ -287,6 +302,7 @@ def _add_audit(commands: _Commands) -> None:
     )
     audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")
     add_conversion_arguments(audit)
+    add_remote_arguments(audit)
     _add_evidence_arguments(audit)
     _add_output_arguments(audit)
 
@@ -307,6 +323,7 @@ def _add_compare(commands: _Commands) -> None:
     compare.add_argument("--members", help="images both models were trained on, to calibrate with")
     compare.add_argument("--heldout", help="images like them that neither model saw")
     add_conversion_arguments(compare)
+    add_remote_arguments(compare)
     _add_evidence_arguments(compare)
     _add_output_arguments(compare)
 
@@ -334,6 +351,7 @@ def _add_stages(commands: _Commands) -> None:
     score.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
     score.add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
     add_conversion_arguments(score)
+    add_remote_arguments(score)
     _add_grid_arguments(score)
     _add_query_arguments(score)
 
@@ -405,6 +423,39 @@ def _add_models(commands: _Commands) -> None:
     check.add_argument("--output", type=pathlib.Path, required=True, help="where check.json and samples.png go")
     check.add_argument("--count", type=int, default=16, help="how many images to use (default: 16)")
     add_conversion_arguments(check)
+    add_remote_arguments(check)
+
+
+def _add_serve(commands: _Commands) -> None:
+    serve = _add(
+        commands,
+        "serve",
+        _serve,
+        "host a model over the Open Inference Protocol (KServe v2), for those who may ask it but not have it",
+        "dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN",
+    )
+    serve.add_argument("model", help="the model, named as in `audit --model`")
+    serve.add_argument("--name", help="what it is called in its address (default: its own name)")
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine)"
+    )
+    serve.add_argument("--port", type=int, default=8000, help="the port; 0 takes a free one (default: %(default)s)")
+    serve.add_argument(
+        *("--token-env", "--token_env"),
+        metavar="NAME",
+        help="the environment variable with the token that is asked for",
+    )
+    serve.add_argument(
+        *("--max-batch", "--max_batch"), type=int, default=64, help="images in one request (default: %(default)s)"
+    )
+    serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
+    serve.add_argument(
+        "--cache",
+        type=pathlib.Path,
+        default="out/served",
+        help="where a checkpoint is converted to (default: %(default)s)",
+    )
+    add_conversion_arguments(serve)
 
 
 def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,9 @@ have a space of its own (latents), to which it encodes pixels, and may be condit
 """
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +48,19 @@ class QueryCounter:
 
     def __init__(self) -> None:
         self.count = 0
+        self._lock = threading.Lock()  # several requests may be under way
 
     def add(self, images: int) -> None:
         """Count one evaluation of `images` images."""
-        self.count += images
+        with self._lock:
+            self.count += images
+
+
+class Requests(NamedTuple):
+    """How a hosted model takes its queries: at most so many images in a request, and so many requests at a time."""
+
+    images: int
+    in_flight: int
 
 
 class Denoiser:
@@ -76,6 +86,7 @@ class Denoiser:
       fingerprint: identifies the weights and architecture in score tables.
       name: for people.
       traceable: whether `apply` may be jitted; False for plain Python functions.
+      requests: of a hosted model: how it takes its queries; None for models that take any batch.
       queries: exact count of the queries asked through `eps` and `eps_fn`.
     """
 
@@ -96,6 +107,7 @@ class Denoiser:
         fingerprint: str = "",
         name: str = "denoiser",
         traceable: bool = True,
+        requests: Requests | None = None,
     ):
         self.apply = apply
         self.params = params
@@ -112,6 +124,7 @@ class Denoiser:
         self.fingerprint = fingerprint or f"function:{name}"
         self.name = name
         self.traceable = traceable
+        self.requests = requests
         self.queries = QueryCounter()
         self._embed = embed
         self._call = jax.jit(apply) if traceable else apply
@@ -142,6 +155,13 @@ class Denoiser:
     def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
         """Predicted noise for the batch x [B, *shape] at t (scalar or [B]); float32, counted as B queries."""
         _refuse_keywords("eps", unknown)
+        return self.ask_once(x, t, condition)
+
+    def ask_once(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None) -> jax.Array:
+        """What `eps` does, and where a hosted model's `eps` would try again, one attempt: it is counted and may fail.
+
+        For callers that keep a ledger: what they enter before they call is all that is asked.
+        """
         x = jnp.asarray(x)
         _validate.check_shape(x, (None, *self.shape), "x")
         _validate.check_timestep(t, self.schedule.num_steps)

@@ -419,8 +419,8 @@ def _changed(denoiser: Denoiser, seems_to: str, change: _Change) -> _Question:
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
-    """[B, C, H, W] in place of [B, H, W, C], for images and their latents."""
-    if len(denoiser.shape) != 3:
+    """[B, C, H, W] in place of [B, H, W, C], for images and their latents; a hosted model has said which it takes."""
+    if len(denoiser.shape) != 3 or denoiser.requests is not None:
         return []
     height, width, channels = denoiser.shape
     turned = Denoiser(

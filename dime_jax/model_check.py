@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import _files, data, digests, scoring
+from dime_jax import _files, data, digests, recognition, scoring
 from dime_jax._distributed import on_first_process
 from dime_jax._records import parse, plain_object
 from dime_jax._typing import PyTree
@@ -80,8 +80,13 @@ def check_once(
 
 
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
-    """The outcome of a model's check in this directory; None if it was not checked there."""
-    return _entries(directory).get(fingerprint, _Entry()).outcome
+    """The outcome of a model's check in this directory; None if it was not checked there.
+
+    Its queries are those of the check, and those that it took to recognise the model (`recognition`).
+    """
+    found = _entries(directory).get(fingerprint, _Entry()).outcome
+    recognised = recognition.queries(directory, fingerprint)
+    return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
 
 
 def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
@@ -140,7 +145,9 @@ def _check(
         )
     most = None if np.isinf(allowed) else int(allowed - made) // count
     platform = jax.local_devices()[0].platform
-    micro_batch = options.micro_batch or scoring.default_micro_batch(denoiser.shape, platform)
+    micro_batch = options.micro_batch or scoring.micro_batch_of(denoiser, platform)
+    if denoiser.requests is not None:
+        micro_batch = min(micro_batch, denoiser.requests.images)
 
     def say(text: str) -> None:
         if not options.silent:
@@ -153,7 +160,7 @@ def _check(
         ledger.debit(images.index[part])
         made += len(x)
         _enter(directory, fingerprint, _Entry(made))
-        return model.eps(x, t, condition)
+        return model.ask_once(x, t, condition)
 
     patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
 

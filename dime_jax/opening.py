@@ -16,6 +16,7 @@ from dime_jax import checkpoints, latent_checkpoints
 from dime_jax.denoiser import Denoiser
 from dime_jax.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
 from dime_jax.models import LatentModelSpec
+from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions, is_address
 
 Say = Callable[[str], object]
 
@@ -49,19 +50,26 @@ def open_model(
     cache: str | os.PathLike[str],
     options: ConversionOptions = NO_OPTIONS,
     say: Say = _say,
+    remote: RemoteOptions = NO_REMOTE_OPTIONS,
 ) -> OpenedModel:
-    """Open a Denoiser, a model directory, a shipped model by its name, a checkpoint file, a diffusers folder, or hf:….
+    """Open a Denoiser, a model directory, a shipped model, a checkpoint file, a diffusers folder, hf:… or http(s)://….
 
     Args:
-      model: what a user names; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face Hub.
+      model: what a user names; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face Hub, and
+        "https://HOST/v2/models/NAME" stays where it is and is asked there.
       cache: where checkpoints are converted to: once, and again if they, the options or the converter change.
       options: what a checkpoint does not say itself, and how a latent model is used.
       say: is told how much memory a latent model takes, before any of it is read; prints to standard error.
+      remote: how a hosted model is asked.
 
     Raises:
       ValueError: in one line, for what is none of these or cannot be converted faithfully, and for options that have
         nothing to convert.
     """
+    if is_address(model):
+        return _hosted(str(model), options, remote, say)
+    if remote.arguments():
+        raise ValueError(f"expected no {' '.join(remote.arguments()[::2])}: the model is not asked over a network")
     if isinstance(model, Denoiser):
         return _needs_no_conversion(OpenedModel(model, "a Python object"), options.given())
     from checkpoints_convert import hub
@@ -75,6 +83,21 @@ def open_model(
         origin = "a model directory" if path.exists() else "shipped with dime_jax"
         return _needs_no_conversion(_opened(path, origin, options, say), options.conversion())
     return _converted(path, path.name, Path(cache), options, say)
+
+
+def _hosted(url: str, options: ConversionOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
+    """A model that stays where it is."""
+    from dime_jax.remote import RemoteDenoiser
+
+    facts = {name: getattr(options, name) for name in ("schedule", "prediction", "image_size")}
+    denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
+    opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
+    if denoiser.contract.latents:
+        raise ValueError(
+            f"{denoiser.name} takes latents: expected a model of images, which can be asked about pictures"
+        )
+    rest = {name: value for name, value in options.given().items() if name not in facts}
+    return _needs_no_conversion(opened, rest)
 
 
 def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:

@@ -58,6 +58,22 @@ class NoiseSchedule:
         """x_t = √ᾱ_t x + σ_t · noise."""
         return self.scaled(x, t) + per_image(self.sigma(t), x) * noise
 
+    def noise_of(self, output: jax.Array, prediction: str, x: jax.Array, t: ArrayLike) -> jax.Array:
+        """ε by x_t = √ᾱ x₀ + σ ε, from what a network predicts about x_t.
+
+        Args:
+          output: ε itself ("epsilon"), x₀ ("sample") or v = √ᾱ ε - σ x₀ ("v_prediction").
+          prediction: which of them.
+          x: x_t.
+          t: of x.
+        """
+        if prediction == "epsilon":
+            return output
+        sqrt_abar, sigma = per_image(self.sqrt_abar(t), x), per_image(self.sigma(t), x)
+        if prediction == "sample":
+            return (x - sqrt_abar * output) / sigma
+        return sqrt_abar * output + sigma * x
+
     def _look_up(self, table: Array, t: ArrayLike) -> jax.Array:
         _validate.check_timestep(t, self.num_steps)
         return jnp.asarray(table)[t]

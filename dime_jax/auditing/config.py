@@ -13,6 +13,7 @@ from dime_jax.data import Source
 from dime_jax.data.captions import CHOICES
 from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.findings.facts import Settings
+from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
 
 EXAMPLE = "digits"
@@ -84,7 +85,8 @@ class AuditConfig:
         bound on ε an audit of differential privacy.
       seed: of halves, draws and resampling.
       options: how to run the queries.
-      conversion: what a checkpoint to convert does not say itself.
+      conversion: what a checkpoint to convert, or a hosted model, does not say itself.
+      remote: how a hosted model is asked.
     """
 
     output: str | os.PathLike[str]
@@ -113,6 +115,7 @@ class AuditConfig:
     seed: int = 0
     options: scoring.ScoringOptions = DEFAULT_OPTIONS
     conversion: ConversionOptions = NO_OPTIONS
+    remote: RemoteOptions = NO_REMOTE_OPTIONS
 
     def __post_init__(self) -> None:
         if self.attack_module is not None:
@@ -219,6 +222,7 @@ class AuditConfig:
             randomised=self.randomised,
             seed=self.seed,
             conversion=self.conversion.given() or None,
+            remote=self.remote.given() or None,
             after=_name(after),
         )
 

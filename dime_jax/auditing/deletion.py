@@ -5,10 +5,11 @@
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dime_jax import recognition
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
@@ -28,7 +29,9 @@ from dime_jax.findings import json_files
 from dime_jax.findings.arrays import CompareArrays
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
 from dime_jax.findings.facts import BeforeAfter, CompareFacts, ImageCounts
-from dime_jax.opening import open_model
+from dime_jax.opening import OpenedModel, open_model
+from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
+from dime_jax.remote.transport import parse_url
 from dime_jax.report import html
 
 
@@ -44,19 +47,15 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     """
     if config.candidates is None:
         raise ValueError("expected candidates: the images whose deletion is to be checked")
-    models = [
-        open_model(model, config.directory, config.conversion, lambda text: say(config, text))
-        for model in (config.model, after)
-    ]
+    models = _open_models(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    for model in models:
-        check_model(config, model.denoiser, images)
-    decision = decide(config, models[0].denoiser, images)
-    for name, model in zip(MODELS, models):
+    checked = [check_model(config, model.denoiser, images) for model in models]
+    decision = decide(checked[0], models[0].denoiser, images)
+    for name, model, config in zip(MODELS, models, checked):
         say(config, f"{name}: {model.describe()}")
         score_candidates(config, model.denoiser, images, decision, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
@@ -75,7 +74,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
         chosen=decision.why,
         theory_setting=decision.theory_setting,
         duplicates=images.duplicates,
-        image_warnings=tuple(images.warnings),
+        image_warnings=(*images.warnings, *_noise_warnings(config, models)),
         environment=environment(),
         captions=asked_captions(config, models[0].denoiser),
     )
@@ -84,6 +83,12 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     arrays = CompareArrays(heldout, images.candidates, groups, statistics)
     json_files.write_compare_arrays(config.directory, arrays)
     return _report(CompareRecord(config.directory, facts, arrays))
+
+
+def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Iterator[str]:
+    for name, model in zip(MODELS, models):
+        for line in recognition.noise_warnings(config.directory, model.denoiser.fingerprint):
+            yield f"{name}: {line}"
 
 
 def report_comparison(directory: str | os.PathLike[str]) -> AuditResult:
@@ -98,6 +103,19 @@ def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:
     found = find_deletion(record, warnings)
     json_files.write_deletion(record.directory, *found)
     return AuditResult(found.results, record.directory, html.write_comparison(record.directory, *found))
+
+
+def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> list[OpenedModel]:
+    """Both models; how to ask a hosted one is said once, a token for one server only."""
+    named = (config.model, after)
+    hosted = [model for model in named if is_address(model)]
+    if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
+        raise ValueError("expected both models on one server where a token is named: it is sent to no other")
+    options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
+    return [
+        open_model(model, config.directory, config.conversion, lambda text: say(config, text), remote)
+        for model, remote in zip(named, options)
+    ]
 
 
 def _check_models(before: Denoiser, after: Denoiser) -> None:

@@ -27,6 +27,7 @@ from dime_jax.data.groups import ALONE, connect
 from dime_jax.data.sources import why_no_captions
 from dime_jax.denoiser import Denoiser
 from dime_jax.findings.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
+from dime_jax.remote.options import SERVED
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05
 EXAMPLE_CANDIDATES = 24  # members, and as many others
@@ -154,7 +155,7 @@ def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fing
     own = None if isinstance(model, Denoiser) else pathlib.Path(model) / "split.npz"
     if own is not None and own.is_file():
         return data.read_split(own, source)
-    if fingerprint != checkpoints.read_spec_file(shipped)["fingerprint"]:
+    if fingerprint.removeprefix(SERVED) != checkpoints.read_spec_file(shipped)["fingerprint"]:
         raise ValueError("expected --heldout, and --members if known: no split.npz beside the model says who is one")
     return data.read_split(shipped / "split.npz", source)
 

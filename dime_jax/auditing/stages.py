@@ -3,6 +3,7 @@
 Every stage that makes queries continues where it was interrupted; the others take seconds and are repeated.
 """
 
+import dataclasses
 import os
 import pathlib
 import platform
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import model_check, pipeline, scoring
+from dime_jax import model_check, pipeline, recognition, scoring
 from dime_jax._records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -52,14 +53,14 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text))
+    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text), config.remote)
     images = open_images(config, model.denoiser)
     say(config, _introduction(model, images))
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
     config = cost.announced(config, images, model.denoiser, say)
-    check_model(config, model.denoiser, images)
+    config = check_model(config, model.denoiser, images)
     decision = decide(config, model.denoiser, images)
     if decision.halves is not None:
         pipeline.score_half(config.directory, "test", model.denoiser, images.source, options=config.options)
@@ -104,7 +105,12 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         captions=asked_captions(config, model.denoiser),
         grid_size=1 if halves is None else len(pipeline.read_jobs(config.directory)),
         model=describe_model(model),
-        warnings=(*images.warnings, *blind.warnings, *captions.warnings),
+        warnings=(
+            *images.warnings,
+            *blind.warnings,
+            *captions.warnings,
+            *recognition.noise_warnings(config.directory, model.denoiser.fingerprint),
+        ),
         blind_auc=blind.auc,
         caption_auc=captions.auc,
     )
@@ -122,13 +128,19 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
     return json_files.write_record(config.directory, facts, arrays)
 
 
-def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> None:
-    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none."""
+def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> AuditConfig:
+    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none.
+
+    Returns:
+      The same audit, that notices if the model is another than the one it was begun with.
+    """
     found = model_check.check_once(
         config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
     )
     if not found.passed:
         say(config, f"warning: {found.summary}")
+    options = recognition.guarded(config.directory, denoiser, config.options)
+    return dataclasses.replace(config, options=options)
 
 
 def score_candidates(

@@ -45,6 +45,7 @@ class Settings:
     randomised: bool
     seed: int
     conversion: Absent[Mapping[str, str | int]] = None
+    remote: Absent[Mapping[str, str | int | float]] = None
     after: Absent[str] = None
 
 

@@ -12,7 +12,6 @@ from dime_jax.models.guided_unet import GuidedUnet
 from dime_jax.models.layers import Dtype
 from dime_jax.models.spec import DdpmUnetSpec, GuidedUnetSpec, ModelSpec
 from dime_jax.models.unet import Unet
-from dime_jax.schedule import per_image
 
 
 def build(spec: DdpmUnetSpec | GuidedUnetSpec, *, dtype: Dtype = jnp.float32, remat: bool = False) -> Unet:
@@ -50,8 +49,7 @@ def param_shapes(spec: DdpmUnetSpec | GuidedUnetSpec) -> PyTree:
 def denoise(spec: ModelSpec) -> ApplyFn:
     """The function `apply(variables, x, t, condition) -> eps` of a network, for a Denoiser.
 
-    Learned variances are cut off. Other predictions are turned into noise by x_t = √ᾱ x₀ + σ ε:
-      sample: ε = (x_t - √ᾱ x̂₀) / σ;   v_prediction (v = √ᾱ ε - σ x₀): ε = √ᾱ v̂ + σ x_t.
+    Learned variances are cut off, and other predictions turned into noise (`NoiseSchedule.noise_of`).
     Equal specs get the same function, so that models of one architecture share one compilation.
     """
     network = build(spec.architecture)
@@ -60,12 +58,6 @@ def denoise(spec: ModelSpec) -> ApplyFn:
 
     def apply(variables: PyTree, x: jax.Array, t: jax.Array, condition: jax.Array | None) -> jax.Array:
         output = network.apply(variables, x, t, condition)
-        prediction = jnp.asarray(output)[..., :channels]
-        if spec.prediction == "epsilon":
-            return prediction
-        sqrt_abar, sigma = per_image(schedule.sqrt_abar(t), x), per_image(schedule.sigma(t), x)
-        if spec.prediction == "sample":
-            return (x - sqrt_abar * prediction) / sigma
-        return sqrt_abar * prediction + sigma * x
+        return schedule.noise_of(jnp.asarray(output)[..., :channels], spec.prediction, x, t)
 
     return apply

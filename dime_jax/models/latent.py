@@ -28,7 +28,6 @@ from dime_jax.models.latent_spec import (
     LatentModelSpec,
     NetworkSpec,
 )
-from dime_jax.schedule import NoiseSchedule, per_image
 
 Shapes = Any  # a tree of jax.ShapeDtypeStruct
 
@@ -103,19 +102,9 @@ def denoise_latents(spec: LatentModelSpec) -> Callable[[Any, jax.Array, jax.Arra
 
     def apply(variables: Any, x: jax.Array, t: jax.Array, condition: jax.Array) -> jax.Array:
         output: Any = network.apply(variables, x, t, condition)
-        return _noise(output[..., : spec.denoiser.channels], spec.prediction, schedule, x, t)
+        return schedule.noise_of(output[..., : spec.denoiser.channels], spec.prediction, x, t)
 
     return apply
-
-
-def _noise(output: jax.Array, prediction: str, schedule: NoiseSchedule, x: jax.Array, t: jax.Array) -> jax.Array:
-    """ε by x_t = √ᾱ x₀ + σ ε, from ε itself, x₀ ("sample") or v = √ᾱ ε - σ x₀."""
-    if prediction == "epsilon":
-        return output
-    sqrt_abar, sigma = per_image(schedule.sqrt_abar(t), x), per_image(schedule.sigma(t), x)
-    if prediction == "sample":
-        return (x - sqrt_abar * output) / sigma
-    return sqrt_abar * output + sigma * x
 
 
 @functools.lru_cache(maxsize=32)

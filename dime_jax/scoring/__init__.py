@@ -1,7 +1,18 @@
 """From a list of attacks and images to a score table: the plan, the engine that asks the model, ledger and table."""
 
 from dime_jax.scoring.engine import ScoringOptions, score
-from dime_jax.scoring.micro_batch import default_micro_batch, tune_micro_batch
-from dime_jax.scoring.retry import Retry, patient
+from dime_jax.scoring.micro_batch import default_micro_batch, micro_batch_of, tune_micro_batch
+from dime_jax.scoring.requests import ask_in_requests
+from dime_jax.scoring.retry import Retry, TryLater, patient
 
-__all__ = ["Retry", "ScoringOptions", "default_micro_batch", "patient", "score", "tune_micro_batch"]
+__all__ = [
+    "Retry",
+    "ScoringOptions",
+    "TryLater",
+    "ask_in_requests",
+    "default_micro_batch",
+    "micro_batch_of",
+    "patient",
+    "score",
+    "tune_micro_batch",
+]

@@ -20,7 +20,8 @@ from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
-from dime_jax.scoring.retry import Retry, patient
+from dime_jax.scoring.requests import ask_in_requests
+from dime_jax.scoring.retry import Retry
 
 
 class Answers(NamedTuple):
@@ -120,11 +121,14 @@ class Asker:
     def _patient_eps_fn(self, condition: PyTree, rows: np.ndarray) -> EpsFn:
         """eps(x, t) that enters every attempt in the ledger, and waits and tries again where the model fails."""
 
-        def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
-            self._ledger.debit(rows)
-            return self._denoiser.eps(x, t, condition)
+        def debit(part: slice) -> None:
+            self._ledger.debit(rows[part])
 
-        return patient(eps_fn, self._retry, self._say)
+        def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
+            answer = ask_in_requests(self._denoiser, x, t, condition, debit=debit, retry=self._retry, say=self._say)
+            return jnp.asarray(answer)
+
+        return eps_fn
 
 
 @functools.lru_cache(maxsize=128)

@@ -34,7 +34,7 @@ from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.progress import Progress
 from dime_jax.scoring import query_ledger, reading, score_table
 from dime_jax.scoring.asking import Answers, Asker
-from dime_jax.scoring.micro_batch import default_micro_batch, out_of_memory
+from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory
 from dime_jax.scoring.placement import PlacedBatch, Placement, choose_placement
 from dime_jax.scoring.planning import Job, Plan, make_plan
 from dime_jax.scoring.query_ledger import Budget, Ledger
@@ -59,6 +59,7 @@ class ScoringOptions:
       devices: local devices to use; all if None.
       silent: show no progress.
       on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
     micro_batch: int | None = None
@@ -68,6 +69,7 @@ class ScoringOptions:
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
     on_rate: Callable[[float], None] | None = None
+    before_asking: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -158,6 +160,9 @@ def score(
             if first:
                 stack.enter_context(_files.locked(directory, "score table"))
                 _open_table(request)
+                if options.before_asking is not None:
+                    score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
+                    options.before_asking()
 
         def merge() -> None:
             if first:
@@ -186,7 +191,7 @@ def _open_table(request: _Request) -> None:
         precision=PRECISION,
         code=_code_version(),
     )
-    micro_batch = request.options.micro_batch or default_micro_batch(denoiser.shape, platform)
+    micro_batch = request.options.micro_batch or micro_batch_of(denoiser, platform)
     score_table.open_manifest(request.directory, identity, micro_batch, denoiser.schedule)
 
 

@@ -28,6 +28,13 @@ def default_micro_batch(shape: Sequence[int], platform: str) -> int:
     return 2 ** int(np.clip(math.floor(math.log2(wanted)), 0, math.log2(min(8 * images, _LARGEST_MICRO_BATCH))))
 
 
+def micro_batch_of(denoiser: Denoiser, platform: str) -> int:
+    """The default for a model: of a hosted one, as many images as are on their way to it at a time."""
+    if denoiser.requests is not None:
+        return denoiser.requests.images * denoiser.requests.in_flight
+    return default_micro_batch(denoiser.shape, platform)
+
+
 def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None, rounds: int = 3) -> int:
     """The fastest micro-batch per image on one device, measured on blank images that count as no queries.
 

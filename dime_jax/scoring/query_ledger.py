@@ -8,6 +8,7 @@ then is refused (`check`). What was entered after the last shard before a kill i
 import hashlib
 import os
 import pathlib
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from dime_jax.digests import Damaged
 
 _ENTRY = np.dtype("<i4")
+NO_IMAGE = -1  # a query about none of the images: it counts in the total only
 
 
 class Budget(NamedTuple):
@@ -67,15 +69,21 @@ class Ledger:
         self._allowance = allowance
         self._per_image = budget.per_image
         self.debited = 0
+        self._lock = threading.Lock()
 
     def debit(self, index: np.ndarray) -> None:
-        """Enter one query about each of these images, or raise BudgetExceeded and enter none."""
+        """Enter one query about each of these images, or raise BudgetExceeded and enter none; from any thread."""
+        with self._lock:
+            self._debit(index)
+
+    def _debit(self, index: np.ndarray) -> None:
         if self._allowance is not None and self.debited + len(index) > self._allowance:
             raise BudgetExceeded(
                 f"the query budget is used up: expected at most {self._allowance} more queries, "
                 f"{self.debited} were made and {len(index)} more are needed"
             )
-        if self._per_image is not None and np.any(self._spent[index] >= self._per_image):
+        images = index[index != NO_IMAGE]
+        if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
             raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
         left = entry = np.asarray(index, _ENTRY).tobytes()
         try:
@@ -85,7 +93,7 @@ class Ledger:
             raise LedgerUnwritable(error.errno, f"cannot write: {error.strerror}", str(self._path)) from None
         self._hash.update(entry)
         self._entered += len(index)
-        self._spent[index] += 1
+        self._spent[images] += 1
         self.debited += len(index)
 
     @property
@@ -126,7 +134,8 @@ def check(path: pathlib.Path, noted: State, images: int) -> None:
 def spent_per_image(directory: pathlib.Path, images: int) -> np.ndarray:
     """Queries made so far about each image of the source [images], by every process and resume."""
     files = [_read(path) for path in ledgers(directory)]
-    return np.bincount(np.concatenate(files), minlength=images) if files else np.zeros(images, np.int64)
+    entries = np.concatenate([np.zeros(0, _ENTRY), *files])
+    return np.bincount(entries[entries != NO_IMAGE], minlength=images)
 
 
 def queries_made(directory: pathlib.Path) -> int:

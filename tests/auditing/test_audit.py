@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -125,17 +126,22 @@ def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, dire
 
 def test_repeating_it_asks_nothing_and_changes_nothing(result, directory):
     before = {name: (directory / name).read_bytes() for name in ("results.json", "candidates.csv", "report.html")}
-
-    def silent(x, t):
-        raise AssertionError("asked again")
-
-    dumb = dj.Denoiser.from_function(silent, MODEL.schedule, MODEL.image_shape, name=MODEL.name)
-    auditing.audit(config(directory, model=dumb, **ROLES))
+    asked = MODEL.queries.count
+    auditing.audit(config(directory, model=MODEL, **ROLES))
+    assert MODEL.queries.count == asked
     assert before == {name: (directory / name).read_bytes() for name in before}
     (directory / "results.json").unlink()
     (directory / "report.html").unlink()
     auditing.report(directory)
     assert before == {name: (directory / name).read_bytes() for name in before}
+
+
+def test_another_function_of_that_name_is_not_given_its_results(result, directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "copy")
+    other = dj.Denoiser.from_function(lambda x, t: np.asarray(x), MODEL.schedule, MODEL.image_shape, name=MODEL.name)
+    with pytest.raises(ValueError, match="memoriser is another model than this run was begun with"):
+        auditing.audit(config(tmp_path / "copy", model=other, **ROLES))
+    assert other.queries.count == 1
 
 
 def test_other_candidates_in_the_same_directory_are_refused(result, directory):

@@ -1,0 +1,212 @@
+"""Is it still the same model? Its answer to one fixed question is kept, and asked for again whenever a run goes on.
+
+All that is known of a plain function is its name, and of a hosted model what its server claims. Another model under
+the same name would be given the answers of the first. So one query is spent on a fixed input, at the beginning and at
+every resume, and the answers must agree to 1e-4 of their size: accelerators round. At the beginning it is asked twice:
+a model whose answers are noisy cannot be asked for differences between two of them.
+
+RUN/model_answer.json       {fingerprint: {queries, answer, noise}}; queries are entered before they are asked
+RUN/queries-answer.bin      their ledger; they are about no image of the run
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import scipy.special
+
+from dime_jax import _files, digests, scoring
+from dime_jax._distributed import on_first_process
+from dime_jax._records import parse, plain_object
+from dime_jax._typing import PyTree
+from dime_jax.attacks import attack_names
+from dime_jax.denoiser import OWN, Denoiser
+from dime_jax.scoring import planning, query_ledger
+from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger, LedgerUnwritable
+
+FILE = "model_answer.json"
+TOLERANCE = 1e-4  # of the largest number in the answer
+_NOISE_FACTOR = 5.0  # a noisy model's answers differ by as many times what they differed by at first, at most
+_KEPT = 4096  # numbers of an answer
+TRACE = "trace"  # the name of DIME's crowding among the readings
+_GOLDEN = (5**0.5 - 1) / 2
+# The functions that were recognised in this process, and in which runs: nobody can have exchanged them since.
+_recognised: "weakref.WeakKeyDictionary[Denoiser, set[pathlib.Path]]" = weakref.WeakKeyDictionary()
+
+
+class _Entry(NamedTuple):
+    """What is known of one model.
+
+    Attributes:
+      queries: made so far, over all resumes.
+      answer: to the fixed question; None until there is one.
+      noise: the largest difference between two answers at the beginning, relative to their size.
+    """
+
+    queries: int = 0
+    answer: tuple[float, ...] | None = None
+    noise: float = 0.0
+
+
+def guarded(
+    directory: str | os.PathLike[str], denoiser: Denoiser, options: scoring.ScoringOptions
+) -> scoring.ScoringOptions:
+    """The options for all score tables of a run, with which a model that is no network of ours is recognised.
+
+    At the beginning of a run it is asked now. Of a run that goes on, damage is found first: the model is asked when the
+    first table is open. Networks have fingerprints of their weights, and are not asked.
+
+    Raises:
+      ValueError: as `recognise`.
+    """
+    if denoiser.traceable:
+        return options
+    directory = pathlib.Path(directory)
+    if _entries(directory).get(denoiser.fingerprint, _Entry()).answer is None:
+        on_first_process(lambda: recognise(directory, denoiser, options))
+        return options
+    once = functools.cache(lambda: recognise(directory, denoiser, options))
+    return dataclasses.replace(options, before_asking=once)
+
+
+def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
+    """Ask a model the fixed question, and compare its answer with the one that is kept.
+
+    Two queries at the beginning of a run, and one whenever it goes on; none about a function that was recognised in
+    this process, and none where the budget is used up, for then nothing else is asked either.
+
+    Args:
+      directory: of the run.
+      denoiser: the model.
+      options: its budget is that of the run; and how to retry.
+
+    Raises:
+      ValueError: if the answer is another, is not finite, or cannot be paid for at the beginning.
+    """
+    known = _recognised.setdefault(denoiser, set())
+    if denoiser.requests is None and directory.absolute() in known:
+        return
+    _recognise(directory, denoiser, options)
+    known.add(directory.absolute())
+
+
+def queries(directory: pathlib.Path, fingerprint: str) -> int:
+    """How many queries that took, so far."""
+    return _entries(directory).get(fingerprint, _Entry()).queries
+
+
+def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
+    """A line on what cannot be expected of a model whose answers are noisy; none for others."""
+    noise = _entries(directory).get(fingerprint, _Entry()).noise
+    if noise <= TOLERANCE:
+        return []
+    divided, remain = _by_differences(attack_names([OWN]))
+    return [
+        f"the model's answers are noisy: two answers to the same question differ by {noise:.1g} of their size. "
+        f"{', '.join(divided)} divide a difference of two answers, forward or central, by a small step: what they "
+        f"measure is then mostly noise. The attacks that remain: {', '.join(remain)}"
+    ]
+
+
+def _by_differences(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The attacks that read a difference of two answers over a small step, and the others."""
+    readings = {name: planning.grid_jobs([name], "quick")[0].recipe.readings for name in names}
+    divided = [name for name in names if any(reading.name == TRACE for reading in readings[name])]
+    return divided, [name for name in names if name not in divided]
+
+
+def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
+    def say(text: str) -> None:
+        if not options.silent:
+            print(text, file=sys.stderr)
+
+    directory.mkdir(parents=True, exist_ok=True)
+    made, entry = query_ledger.queries_made(directory), _entries(directory).get(denoiser.fingerprint, _Entry())
+    total, needed = options.budget.total, 2 if entry.answer is None else 1
+    if total is not None and total - made < needed:
+        if made == 0:
+            raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
+        say("warning: the budget is used up, so it is not checked that this is the same model")
+        return
+    if entry.answer is None and made > entry.queries and not _entries(directory):
+        say("warning: begun by an older version, which kept no answer of the model: expected that it is still the same")
+    allowance = None if total is None else total - made
+    with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
+        answers = [_ask(directory, denoiser, options, ledger, say) for _ in range(needed)]
+    if entry.answer is None:
+        noise = _difference(answers[0], answers[1])
+        _enter(directory, denoiser.fingerprint, answer=tuple(answers[0].tolist()), noise=noise)
+    else:
+        _check_same(denoiser, np.asarray(entry.answer), answers[0], entry.noise)
+    for line in noise_warnings(directory, denoiser.fingerprint) if entry.answer is None else ():
+        say(f"warning: {line}")
+
+
+def _check_same(denoiser: Denoiser, kept: np.ndarray, answer: np.ndarray, noise: float) -> None:
+    difference, most = _difference(kept, answer), max(TOLERANCE, _NOISE_FACTOR * noise)
+    if not difference <= most:
+        raise ValueError(
+            f"{denoiser.name} is another model than this run was begun with: its answer to the same question differs "
+            f"by {difference:.2g} of its size, expected at most {most:.2g}; give it another name or output directory"
+        )
+
+
+def _difference(one: np.ndarray, two: np.ndarray) -> float:
+    """The largest, relative to the largest number of the first; infinite for answers of different models."""
+    if one.shape != two.shape:
+        return float("inf")
+    return float(np.max(np.abs(one - two)) / max(np.max(np.abs(one)), 1e-30))
+
+
+def _ask(
+    directory: pathlib.Path,
+    denoiser: Denoiser,
+    options: scoring.ScoringOptions,
+    ledger: Ledger,
+    say: Callable[[str], object],
+) -> np.ndarray:
+    """The numbers that are kept of one answer."""
+    x, t, condition = _question(denoiser)
+
+    def debit(part: slice) -> None:
+        ledger.debit(np.array([NO_IMAGE]))
+        _enter(directory, denoiser.fingerprint, queries=queries(directory, denoiser.fingerprint) + 1)
+
+    answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=say)
+    flat = np.asarray(answer, np.float64).ravel()
+    if not np.all(np.isfinite(flat)):
+        raise ValueError(f"expected a finite answer of {denoiser.name} to an image of noise, got NaN or infinity")
+    return flat[:: -(-flat.size // _KEPT)]
+
+
+def _question(denoiser: Denoiser) -> tuple[np.ndarray, int, PyTree]:
+    """An image of what looks like noise, the same on every machine, at the middle timestep, in the first class."""
+    size = int(np.prod(denoiser.shape))
+    uniform = (np.arange(1, size + 1) * _GOLDEN) % 1.0
+    x = scipy.special.ndtri(np.clip(uniform, 1e-6, 1 - 1e-6)).astype(np.float32).reshape(1, *denoiser.shape)
+    condition = jax.tree.map(lambda one: np.zeros((1, *one.shape), one.dtype), denoiser.condition_shape)
+    return x, denoiser.schedule.num_steps // 2, condition
+
+
+def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
+    path = directory / FILE
+    if not path.is_file():
+        return {}
+    return {name: parse(_Entry, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
+
+
+def _enter(directory: pathlib.Path, fingerprint: str, **changes: object) -> None:
+    entries = _entries(directory)
+    entries[fingerprint] = entries.get(fingerprint, _Entry())._replace(**changes)  # type: ignore[arg-type]
+    try:
+        _files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
+    except OSError as error:  # ours, not the model's, so that it is not tried again
+        raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None

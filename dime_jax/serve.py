@@ -1,0 +1,429 @@
+"""`dime-jax serve`: hosting a model over the Open Inference Protocol (KServe v2), for tests and for teams.
+
+    GET  /v2, /v2/health/live, /v2/health/ready     the server
+    GET  /v2/models/NAME, /v2/models/NAME/ready     what `dime_jax.remote.metadata` reads
+    POST /v2/models/NAME/infer                      x, t and label or condition -> eps, binary or JSON
+
+It listens on this machine unless told otherwise, and speaks plain HTTP: encryption is the work of the proxy or tunnel
+in front of it. Requests are evaluated one after the other, in micro-batches of one size, so that an image's answer does
+not depend on what else is in its request. The log has a line for each request, with how many images it held and how
+many queries that makes in all: no images, no tokens, and of paths only those that exist.
+"""
+
+import contextlib
+import dataclasses
+import hmac
+import http.server
+import json
+import math
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from dime_jax import _validate
+from dime_jax._typing import JsonObject, PyTree
+from dime_jax.denoiser import Denoiser
+from dime_jax.remote import protocol
+from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
+from dime_jax.remote.options import RemoteOptions
+from dime_jax.remote.transport import Place, read_token
+from dime_jax.scoring import default_micro_batch
+
+_Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+
+_CONNECTIONS = 64
+_IDLE_SECONDS = 60.0
+_SHUTDOWN_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """How a model is hosted.
+
+    Attributes:
+      host: the address to listen on.
+      port: 0 takes a free one.
+      token_env: the environment variable that holds the token that is asked for; None asks for none.
+      max_batch: images in one request.
+      rate: the most queries per second, in the long run; None for no bound.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token_env: str | None = None
+    max_batch: int = 64
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.check_at_least(self.max_batch, 1, "max_batch")
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"expected 0 <= port < 65536, got port={self.port}")
+        if self.rate is not None:
+            _validate.check_positive(self.rate, "rate")
+        if not Place("http", self.host, self.port).loopback and self.token_env is None:
+            raise ValueError(f"expected --token-env with --host {self.host}: others than this machine could ask")
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+
+
+class _Answer(NamedTuple):
+    status: int
+    message: protocol.Message
+    images: int = 0
+    headers: dict[str, str] = {}  # noqa: RUF012 (a NamedTuple's, and never changed)
+
+
+class Hosted:
+    """A model, and what the protocol says about it; evaluates one request at a time.
+
+    Attributes:
+      name: in its address.
+      queries: images that were evaluated so far.
+      most_bytes: that a request may have.
+    """
+
+    def __init__(self, denoiser: Denoiser, options: ServeOptions, name: str | None = None):
+        self.name = re.sub(r"[^\w.-]", "-", name or denoiser.name, flags=re.ASCII)
+        self.queries, self._denoiser, self._options = 0, denoiser, options
+        self._lock, self._free = threading.Lock(), time.monotonic()
+        condition = denoiser.condition_shape if denoiser.num_classes is None else None
+        if condition is not None and not isinstance(condition, jax.ShapeDtypeStruct):
+            raise ValueError(f"{denoiser.name} takes a condition of several arrays: expected one")
+        self._condition = condition
+        values = math.prod(denoiser.shape) + (0 if condition is None else math.prod(condition.shape)) + 2
+        self.most_bytes = protocol.most_bytes(values * options.max_batch)
+        platform = jax.local_devices()[0].platform
+        self._micro_batch = default_micro_batch(denoiser.shape, platform) if denoiser.traceable else options.max_batch
+
+    def metadata(self) -> JsonObject:
+        """What GET /v2/models/NAME answers: shape, schedule and fingerprint, and nothing about the network."""
+        denoiser = self._denoiser
+        shape = [-1, *denoiser.shape]
+        inputs = [_tensor(X, "FP32", shape), _tensor(T_STEP, "INT32", [-1])]
+        parameters: JsonObject = {
+            "schedule": describe_schedule(denoiser.schedule),
+            "prediction": "epsilon",
+            "layout": "NHWC",
+            "range": [-1, 1],
+            "space": "pixels" if denoiser.encode_fn is None else "latents",
+            "fingerprint": denoiser.fingerprint,
+            "max_batch": self._options.max_batch,
+        }
+        if denoiser.num_classes is not None:
+            inputs.append(_tensor(LABEL, "INT32", [-1]))
+            parameters["num_classes"] = denoiser.num_classes
+        if self._condition is not None:
+            inputs.append(_tensor(CONDITION, "FP32", [-1, *self._condition.shape]))
+        return {
+            "name": self.name,
+            "versions": ["1"],
+            "platform": "dime_jax",
+            "inputs": inputs,
+            "outputs": [_tensor(EPS, "FP32", shape)],
+            "parameters": parameters,
+        }
+
+    def infer(self, message: protocol.Message) -> _Answer:
+        """Answer a request.
+
+        Raises:
+          Refused: if it is not one, or too many queries were made lately.
+        """
+        try:
+            given = protocol.decode("inputs", message)
+        except protocol.Malformed as error:
+            raise Refused(400, str(error)) from None
+        x, t, condition = self._checked(given.tensors)
+        self._wait_turn(len(x))
+        with self._lock:
+            self.queries += len(x)
+            try:
+                eps = self._evaluate(x, t, condition)
+            except ValueError as error:
+                raise Refused(400, " ".join(str(error).split())) from None
+        try:
+            answer = protocol.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
+        except protocol.Malformed as error:
+            raise Refused(500, f"{error}: ask for binary data") from None
+        return _Answer(200, answer, len(x))
+
+    def _checked(self, tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, PyTree]:
+        denoiser, wanted = self._denoiser, {X, T_STEP}
+        if denoiser.num_classes is not None:
+            wanted |= {LABEL}
+        if self._condition is not None:
+            wanted |= {CONDITION}
+        if tensors.keys() != wanted:
+            raise Refused(400, f"expected the inputs {', '.join(sorted(wanted))}")
+        x, t = tensors[X], tensors[T_STEP]
+        condition = tensors.get(LABEL, tensors.get(CONDITION))
+        try:
+            _validate.check_shape(x, (None, *denoiser.shape), X)
+            if x.dtype != np.float32:
+                raise ValueError(f"expected {X} to be FP32")
+            if not 0 < len(x) <= self._options.max_batch:
+                raise ValueError(f"expected 1 to {self._options.max_batch} images in a request, got {len(x)}")
+            _validate.check_shape(t, (len(x),), T_STEP)
+            _validate.check_timestep(t, denoiser.schedule.num_steps)
+            denoiser.check_condition(condition, len(x))
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        return x, t.astype(np.int32), condition
+
+    def _wait_turn(self, images: int) -> None:
+        """Refuse what goes beyond the rate, and say when it would not."""
+        if self._options.rate is None:
+            return
+        with self._lock:
+            ahead = self._free - time.monotonic()
+            if ahead > 0:
+                raise Refused(429, "too many queries per second", {"Retry-After": str(math.ceil(ahead))})
+            self._free = time.monotonic() + images / self._options.rate
+
+    def _evaluate(self, x: np.ndarray, t: np.ndarray, condition: PyTree) -> np.ndarray:
+        """eps, in micro-batches of one size, the last one filled up: one program, whatever the size of the request."""
+        size, answers = self._micro_batch, []
+        for start in range(0, len(x), size):
+            rows = np.minimum(np.arange(start, start + size), len(x) - 1)
+            rows = rows if self._denoiser.traceable else rows[: len(x) - start]
+            told = jax.tree.map(lambda column, rows=rows: np.asarray(column)[rows], condition)
+            when = t[0] if np.all(t == t[0]) else t[rows]  # mostly one, which every function takes
+            answers.append(np.asarray(self._denoiser.eps(x[rows], when, told))[: len(x) - start])
+        return np.concatenate(answers)
+
+
+class Server:
+    """A model on a port, from `start` to `stop`; also as a context manager.
+
+    Args:
+      denoiser: the model.
+      options: how it is hosted.
+      name: in its address; the model's own if None.
+      log: shows a line.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        options: ServeOptions = ServeOptions(),  # noqa: B008 (frozen)
+        name: str | None = None,
+        log: Callable[[str], object] = lambda line: None,
+    ):
+        self.hosted = Hosted(denoiser, options, name)
+        token = None if options.token_env is None else read_token(RemoteOptions(token_env=options.token_env))
+        self._server = _HttpServer((options.host, options.port), _handler(self.hosted, token, log))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address of the model."""
+        host, port = self._server.server_address[:2]
+        host = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{host}:{port}/v2/models/{self.hosted.name}"
+
+    def start(self) -> "Server":
+        """Answer from now on, in threads of its own."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Answer what is being evaluated, and nothing else."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.wait_until_idle(_SHUTDOWN_SECONDS)
+
+    def __enter__(self) -> "Server":
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def serve_until_stopped(denoiser: Denoiser, options: ServeOptions, name: str | None = None) -> int:
+    """Host a model until SIGINT or SIGTERM; returns the exit code. The log goes to standard error."""
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    stopped = threading.Event()
+    server = Server(denoiser, options, name, log)
+    handlers = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with server:
+            print(f"serving {server.url}", flush=True)
+            if options.token_env is None:
+                log("anyone on this machine may ask: there is no --token-env")
+            while not stopped.wait(1.0):
+                pass
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    log(f"stopped; {server.hosted.queries:,} queries were answered")
+    return 0
+
+
+class _HttpServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True  # those of idle connections must not keep the process
+    request_queue_size = _CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            super().__init__(address, handler)
+        except OSError as error:
+            raise ValueError(f"cannot listen on {address[0]}:{address[1]}: {error.strerror}") from None
+        self._slots, self._idle = threading.BoundedSemaphore(_CONNECTIONS), threading.Condition()
+        self._busy = 0
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        """Take a connection, unless there are too many."""
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        """Serve a connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a client that goes away is no news."""
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """While a request is answered."""
+        with self._idle:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
+
+    def wait_until_idle(self, seconds: float) -> None:
+        """Wait for what is being answered."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._busy == 0, seconds)
+
+
+def _handler(
+    hosted: Hosted, token: str | None, log: Callable[[str], object]
+) -> type[http.server.BaseHTTPRequestHandler]:
+    """The class that answers one connection's requests."""
+    expected = None if token is None else f"Bearer {token}".encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        server_version, sys_version = "dime_jax", ""
+        timeout = _IDLE_SECONDS
+        disable_nagle_algorithm = True
+        server: _HttpServer
+
+        def do_GET(self) -> None:
+            """Answer questions about the server and the model."""
+            self._answer(self._get)
+
+        def do_POST(self) -> None:
+            """Evaluate a request."""
+            self._answer(self._post)
+
+        def _answer(self, make: Callable[[], _Answer]) -> None:
+            with self.server.busy():
+                try:
+                    self._authorise()
+                    answer = make()
+                except Refused as error:
+                    answer = _Answer(error.status, _json({"error": str(error)}), 0, error.headers)
+                    self.close_connection = True  # its body may not have been read
+                except Exception as error:  # the model's; its words may hold anything
+                    answer = _Answer(500, _json({"error": f"the model failed: {type(error).__name__}"}))
+                self._send(answer)
+
+        def _authorise(self) -> None:
+            given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+            if expected is not None and not hmac.compare_digest(given, expected):
+                raise Refused(401, "expected a bearer token", {"WWW-Authenticate": "Bearer"})
+
+        def _get(self) -> _Answer:
+            if self.path not in pages:
+                raise Refused(404, f"expected /v2/models/{hosted.name}")
+            return _Answer(200, _json(pages[self.path]))
+
+        def _post(self) -> _Answer:
+            if self.path != infer:
+                raise Refused(404, f"expected {infer}")
+            length, head = self.headers.get("Content-Length"), self.headers.get(protocol.HEAD_LENGTH)
+            if length is None or not re.fullmatch(r"\d{1,12}", length):
+                raise Refused(411, "expected Content-Length")
+            if int(length) > hosted.most_bytes:
+                raise Refused(413, f"expected at most {hosted.most_bytes} bytes")
+            if head is not None and not re.fullmatch(r"\d{1,12}", head):
+                raise Refused(400, f"expected {protocol.HEAD_LENGTH} to be a number")
+            body = self.rfile.read(int(length))
+            if len(body) < int(length):
+                raise Refused(400, "the request is cut short")
+            return hosted.infer(protocol.Message(body, None if head is None else int(head)))
+
+        def _send(self, answer: _Answer) -> None:
+            # Before the client hears of it: what the log says is then never less than what the client knows.
+            path = self.path if self.path in pages or self.path == infer else "?"
+            what = f", {answer.images} images, {hosted.queries:,} queries in all" if answer.images else ""
+            log(f"{time.strftime('%H:%M:%S')} {self.client_address[0]} {self.command} {path} {answer.status}{what}")
+            self.send_response(answer.status)
+            for name, value in {**answer.message.headers, **answer.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer.message.body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(answer.message.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: `_send` has its own line."""
+
+    model = f"/v2/models/{hosted.name}"
+    infer = f"{model}/infer"
+    ready = {"name": hosted.name, "ready": True}
+    pages: dict[str, JsonObject] = {
+        "/v2": {"name": "dime_jax", "version": "1", "extensions": ["binary_tensor_data"]},
+        "/v2/health/live": {"live": True},
+        "/v2/health/ready": {"ready": True},
+        model: hosted.metadata(),
+        f"{model}/ready": ready,
+    }
+    return Handler
+
+
+def _json(contents: JsonObject) -> protocol.Message:
+    return protocol.Message(json.dumps(contents).encode(), None)
+
+
+def _tensor(name: str, datatype: str, shape: list[int]) -> JsonObject:
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
+def _wants_binary(head: JsonObject) -> bool:
+    """Whether a request asks for its answer as bytes."""
+    for one in [head, *(head.get("outputs") or [])]:
+        parameters = one.get("parameters") if isinstance(one, dict) else None
+        if isinstance(parameters, dict) and (parameters.get("binary_data") or parameters.get("binary_data_output")):
+            return True
+    return False
