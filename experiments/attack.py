@@ -176,4 +176,4 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/cifar10.py")
+    launch(main, "experiments/configs/cifar10.py", many=True)

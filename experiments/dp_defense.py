@@ -104,4 +104,4 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/dp_digits.py")
+    launch(main, "experiments/configs/dp_digits.py", many=True)

@@ -18,7 +18,7 @@ from dime_jax._typing import JsonObject
 from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.training.dp import PRIVACY_FILE
 from dime_jax.training.records import read_records
-from experiments import paper_values, tables
+from experiments import markdown, paper_values, tables
 from experiments.runs import Row, Run, config_flags, read_run
 
 SECONDS_FILE = "seconds.json"
@@ -182,7 +182,7 @@ def _cell(arm: ArmResult, row: Row) -> str:
     paper = published.get((row.attack, row.q))
     parts = []
     for name, label in tables.METRICS.items():
-        ours = f"{label} {tables.percent(row.estimate(name))}"
+        ours = f"{label} {markdown.percent(row.estimate(name))}"
         parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
     return "<br>".join(parts)
 
@@ -217,10 +217,10 @@ def _summary(table: DpTable) -> str:
         if arm.privacy is not None:
             spent, noise = f"{arm.privacy['epsilon']:.3f}", f"{arm.privacy['noise_multiplier']:g}"
             drop = _drop(table.vanilla, arm)
-            behind, p_value = tables.percent(drop.auc_difference), f"{drop.p_value:.1g}"
+            behind, p_value = markdown.percent(drop.auc_difference), f"{drop.p_value:.1g}"
         bound = lower_bound(arm.run, best, delta)
         seconds = ", ".join(_duration(arm.seconds.get(stage)) for stage in ("train", "attack"))
-        auc = tables.percent(best.estimate("auc"))
+        auc = markdown.percent(best.estimate("auc"))
         found = f"{bound.epsilon:.2f} (at most {bound.ceiling:.2f})"
         lines.append([arm.title, spent, noise, loss, best.title, auc, behind, p_value, found, seconds])
     return _markdown(lines)
@@ -285,11 +285,11 @@ def to_section(table: DpTable) -> str:
         "seed": run.config["seed"],
     }
     command = f"python -m experiments.dp_defense --config={run.config_file}:{run.variant} --workdir=W"
-    title = tables.TITLES.get(run.study, f"DP-SGD, {run.study}")
+    title = tables.heading(run, all(is_papers_setting(arm) for arm in table.arms))
     return "\n".join(
         [
             f"## {title} ({run.name})\n",
-            tables.facts_list(facts),
+            markdown.facts_list(facts),
             "\n```",
             f"{command} {config_flags(overrides)}".rstrip(),
             "```\n",
@@ -301,7 +301,7 @@ def to_section(table: DpTable) -> str:
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return tables.markdown_lines([lines[0], ["---"] * len(lines[0]), *lines[1:]])
+    return markdown.table(lines[0], lines[1:])
 
 
 def _duration(stage: JsonObject | None) -> str:

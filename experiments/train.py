@@ -63,4 +63,4 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/digits.py")
+    launch(main, "experiments/configs/digits.py", many=True)

@@ -4,11 +4,12 @@ import numpy as np
 
 from dime_jax import evidence, metrics, pipeline
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.calibration import Calibration
 from dime_jax.findings.arrays import BlindScores
 from dime_jax.findings.facts import RoleCounts
-from dime_jax.findings.frozen import best_calibrated
+from dime_jax.findings.frozen import best_calibrated, level_only, without_crowding
 from dime_jax.findings.record import Record, Sides
-from dime_jax.findings.results import BlindBaseline, Comparison
+from dime_jax.findings.results import BlindBaseline, Comparison, CrowdingEffect
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE
@@ -25,10 +26,31 @@ def find_comparisons(record: Record) -> tuple[Comparison, ...]:
         if not rivals:
             continue
         rival = best_calibrated(rivals)
-        ours, theirs = _paired(record.scores(dime), record.scores(rival))
-        result = metrics.compare(ours, theirs, seed=record.facts.settings.seed)
+        result = _compare(record, dime, rival)
         tpr_difference = result.tpr_difference_at_fpr[0.01]
         found.append(Comparison(budget, dime.label, rival.label, result.auc_difference, result.p_value, tpr_difference))
+    return tuple(found)
+
+
+def find_crowding(record: Record) -> tuple[CrowdingEffect, ...]:
+    """At each of DIME's budgets: with crowding against without, at the same setting and each at its own."""
+    found = []
+    for dime in (one for one in record.calibrations if one.attack == "dime"):
+        level, alone = without_crowding(dime), level_only(record.calibrations, dime.queries)
+        assert level is not None
+        same = _compare(record, dime, level)
+        own = None if alone is None else _compare(record, dime, alone)
+        found.append(
+            CrowdingEffect(
+                dime=dime.label,
+                weight=dime.weights[1],
+                same_setting=same.auc_difference,
+                same_setting_p=same.p_value,
+                level=None if alone is None else alone.label,
+                own_setting=None if own is None else own.auc_difference,
+                own_setting_p=None if own is None else own.p_value,
+            )
+        )
     return tuple(found)
 
 
@@ -93,6 +115,12 @@ def unanswered_warning(counts: RoleCounts) -> list[str]:
     )
     named = ", ".join(f"{count} {what}" for count, what in words if count)
     return [f"the model gave no finite answer for {named}: they were left out"] if named else []
+
+
+def _compare(record: Record, first: Calibration, second: Calibration) -> metrics.Comparison:
+    """Two frozen attacks on the test half, on the images that both have scores for."""
+    ours, theirs = _paired(record.scores(first), record.scores(second))
+    return metrics.compare(ours, theirs, seed=record.facts.settings.seed)
 
 
 def _paired(*attacks: Sides) -> list[Sides]:

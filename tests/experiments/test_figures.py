@@ -10,7 +10,7 @@ from small_runs import SHAPE, make_run, pretend
 import dime_jax as dj
 from dime_jax import calibration, metrics, pipeline
 from dime_jax.scoring import planning, score_table
-from experiments import model_figures, run_figures, runs
+from experiments import cross_fit, model_figures, run_figures, runs
 from experiments.model_figures import Images
 
 
@@ -146,7 +146,8 @@ class TestRunFigures:
         for _ in range(40):
             member = rng.permutation(len(table.index)) % 2 == 0
             first = rng.permutation(len(table.index)) % 2 == 0
-            fitted.append(run_figures._cross_fitted(table, jobs, member, first))
+            parts = cross_fit.Parts(table, member, first)
+            fitted.append(cross_fit.auc(parts, cross_fit.scores(parts, jobs)))
             terms = [table.terms(job) for job in jobs]
             pairs = [calibration.TermPair(one[:, member], one[:, ~member]) for one in terms]
             chosen = calibration.calibrate(jobs[0].attack, table.schedule, [job.setting for job in jobs], pairs)

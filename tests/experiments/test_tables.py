@@ -263,19 +263,3 @@ class TestCosts:
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-
-
-@pytest.mark.parametrize("directory", sorted(path.parent for path in (DOCS / "results").glob("*/config.json")))
-def test_results_page_is_what_the_kept_score_tables_give(directory):
-    table = tables.make_table(runs.read_run(directory))
-    page = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
-    assert table.title in page
-    assert tables.to_markdown(table) in page
-
-
-def test_so_is_its_section_on_dp_sgd():
-    pytest.importorskip("dp_accounting")
-    from experiments import dp_table
-
-    page = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
-    assert dp_table.to_section(dp_table.read_table(DOCS / "results" / "dp_digits")) in page
