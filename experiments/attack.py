@@ -150,8 +150,10 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         test_size=attack.test_size,
     )
 
+    seed = config.seed if attack.seed is None else attack.seed
+
     def begin() -> None:
-        pipeline.begin(directory, jobs, halves, config.seed)
+        pipeline.begin(directory, jobs, halves, seed)
         record = {"file": config_file, "config": without_places(config)}
         _files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
@@ -159,7 +161,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     on_first_process(begin)
     # Only recorded: the networks of :smoke are random.
     model_check.check_once(
-        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=config.seed, options=options
+        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=seed, options=options
     )
     pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.calibrate_run(directory))

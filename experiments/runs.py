@@ -58,7 +58,8 @@ class Row(NamedTuple):
       q: its query tier, None for attacks of fixed cost.
       calibration: what was frozen.
       result: its row of the results.
-      scores: of every image of the test half [n], lower for members; NaN where the model had no finite answer.
+      scores: of every image of the test half [n], in the order of their positions, lower for members; NaN where the
+        model had no finite answer.
       level: the same without the crowding term, at the same setting; None for attacks that have none.
     """
 
@@ -232,26 +233,26 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
     results, frozen = pipeline.evaluation(directory), pipeline.read_calibrations(directory)
-    asked = pipeline.asked_labels(directory)
+    asked, index = pipeline.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,
         study,
         variant,
         _with_budgets(record["config"]),
         tuple(
-            Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, test.index), _level(test, one))
+            Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, index), _level(test, one, index))
             for one, row in zip(frozen, results.results)
             if one.label in asked
         ),
-        np.isin(test.index, halves.test.member),
+        np.isin(index, halves.test.member),
         halves,
         results,
     )
 
 
-def _level(test: score_table.ScoreTable, frozen: Calibration) -> np.ndarray | None:
+def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
     alone = without_crowding(frozen)
-    return None if alone is None else pipeline.frozen_scores(test, alone, test.index)
+    return None if alone is None else pipeline.frozen_scores(test, alone, index)
 
 
 def _with_budgets(config: JsonObject) -> JsonObject:

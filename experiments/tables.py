@@ -21,29 +21,9 @@ from typing import NamedTuple
 from absl import app, flags
 
 from dime_jax import _files, metrics
-from experiments import markdown, paper_values, questions
+from experiments import headings, markdown, paper_values, questions
 from experiments.attack import CONFIG_FILE
 from experiments.runs import Row, Run, RunSet, group_runs, read_run
-
-METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
-DATASETS = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "stl10u": "STL10-U",
-    "celeba": "CelebA",
-    "imagenet256": "ImageNet",
-    "dp_celeba": "CelebA under DP-SGD",
-    "dp_digits": "Digits under DP-SGD",
-    "digits": "Digits",
-}
-PAPERS_TABLES = {
-    **dict.fromkeys(("cifar10", "cifar100", "stl10u", "celeba"), "Table 1"),
-    "imagenet256": "Table 2",
-    "dp_celeba": "Table 3",
-}
-# Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images, for
-# DP-SGD two recipes.
-PAPER_VARIANTS = {"imagenet256": "as_published", "dp_celeba": "as_published"}
 
 
 class Lead(NamedTuple):
@@ -74,26 +54,10 @@ class Table(NamedTuple):
 def make_table(run: Run) -> Table:
     """The table of a run."""
     epsilon = run.config.get("dp", {}).get("epsilon")
-    paper = paper_values.published(run.study, epsilon) if is_papers_setting(run) else {}
+    paper = paper_values.published(run.study, epsilon) if headings.is_papers_setting(run) else {}
     lines = tuple(Line(row, paper.get((row.attack, row.q)), lead(run, row)) for row in run.rows)
     privacy = "" if epsilon is None else f", ε = {epsilon:g}"
-    return Table(run, f"{heading(run, is_papers_setting(run))}{privacy} ({run.name})", lines)
-
-
-def heading(run: Run, papers_setting: bool) -> str:
-    """What a study is called; a table of the paper is named only over its own setting."""
-    dataset = DATASETS.get(run.study, run.study)
-    return f"{PAPERS_TABLES[run.study]}, {dataset}" if papers_setting else dataset
-
-
-def is_papers_setting(run: Run) -> bool:
-    """Whether the paper's values belong beside this run's.
-
-    Its config must be the paper's, and its checkpoint the published one where that one's fingerprint is known.
-    """
-    known = paper_values.FINGERPRINTS.get(run.study)
-    same_model = known in (None, run.results.fingerprints["model"])
-    return run.variant == PAPER_VARIANTS.get(run.study, "paper") and run.is_unchanged and same_model
+    return Table(run, f"{headings.heading(run, headings.is_papers_setting(run))}{privacy} ({run.name})", lines)
 
 
 def lead(run: Run, row: Row) -> Lead | None:
@@ -112,11 +76,11 @@ def lead(run: Run, row: Row) -> Lead | None:
 
 def to_markdown(table: Table) -> str:
     """Rates in per cent with 95 % intervals, the paper's value in italics below ours where the setting is the same."""
-    header = ["method", "queries", *METRICS.values(), "s / image", "AUC against the best baseline", "p"]
+    header = ["method", "queries", *headings.METRICS.values(), "s / image", "AUC against the best baseline", "p"]
     aligned = ["---", "---:", "---:", "---:", "---:", "---:", "---", "---:"]
     lines = [header, aligned]
     for line in table.lines:
-        cells = [_cell(line, name, "{}<br>*paper {:.2f}*") for name in METRICS]
+        cells = [_cell(line, name, "{}<br>*paper {:.2f}*") for name in headings.METRICS]
         ahead = ["", ""]
         if line.lead is not None:
             ahead = [f"{markdown.percent(line.lead.auc, '+')} {line.lead.baseline.title}", _p_value(line.lead.p_value)]
@@ -136,7 +100,7 @@ def to_latex(table: Table) -> str:
     for before, line in zip((None, *table.lines), table.lines):
         if before is not None and before.row.is_baseline != line.row.is_baseline:
             lines.append(r"\midrule")
-        cells = [_cell(line, name, "{} ({:.2f})") for name in METRICS]
+        cells = [_cell(line, name, "{} ({:.2f})") for name in headings.METRICS]
         ahead = ["", ""]
         if line.lead is not None:
             ahead = [f"{markdown.percent(line.lead.auc, '+')}, {line.lead.baseline.title}", _p_value(line.lead.p_value)]
@@ -166,9 +130,9 @@ def _record(run: Run, line: Line) -> dict[str, str | int | float]:
         "q": "" if row.q is None else row.q,
         "queries_per_image": row.queries,
         "seconds_per_image": result.seconds_per_image,
-        "setting": " ".join(f"{name}={value:g}" for name, value in result.setting.items()),
+        "setting": headings.setting(row),
     }
-    for name in METRICS:
+    for name in headings.METRICS:
         record |= {
             name if key == "value" else f"{name}_{key}": number
             for key, number in getattr(result, name)._asdict().items()
@@ -249,7 +213,7 @@ def _study_section(study: RunSet, tables: Sequence[Table], page: pathlib.Path) -
         "precision": run.results.precision,
     }
     commands = "\n".join(study.commands())
-    ours = run.config["attack"]["model"] == "trained" and not is_papers_setting(run)
+    ours = run.config["attack"]["model"] == "trained" and not headings.is_papers_setting(run)
     return "\n".join(
         [
             f"## {tables[0].title}\n",
@@ -270,27 +234,17 @@ def _section(table: Table, label: str, page: pathlib.Path) -> str:
         "model": f"`{run.config['attack']['model']}`, fingerprint `{prints['model'][:16]}`",
         "data": f"calibration half `{prints['calibration_data'][:16]}`, test half `{prints['test_data'][:16]}`",
         "queries made": f"{run.results.queries_made:,}",
-        "score tables": where(run.directory, page),
+        "score tables": headings.where(run.directory, page),
     }
-    settings = "; ".join(f"{line.row.title}: {_record(run, line)['setting']}" for line in table.lines)
     return "\n".join(
         [
             f"### {run.name}, {label}\n",
             markdown.facts_list(facts),
             "",
             to_markdown(table),
-            f"Frozen settings: {settings}.\n",
+            f"Frozen settings: {headings.settings(run)}.\n",
         ]
     )
-
-
-def where(directory: pathlib.Path, page: pathlib.Path) -> str:
-    """A link if the run lies near the page, else where the commands put it."""
-    beside = page.resolve().parent
-    if directory.resolve().is_relative_to(beside):
-        path = directory.resolve().relative_to(beside).as_posix()
-        return f"[calibration]({path}/calibration), [test]({path}/test)"
-    return "`W/attack/calibration`, `W/attack/test`"
 
 
 def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -> list[Table]:
@@ -338,14 +292,15 @@ def kept_page(folder: pathlib.Path, page: pathlib.Path) -> str:
     """The results page of all that a folder holds."""
     kept = find_kept(folder)
     tables = [make_table(read_run(run)) for run in kept.runs]
-    return "\n".join([results_page(tables, page), *dp_sections(kept.dp_studies)])
+    return "\n".join([results_page(tables, page), *dp_sections(kept.dp_studies, page)])
 
 
-def dp_sections(workdirs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """A section of the results page for each study of `experiments.dp_defense`."""
+def dp_sections(workdirs: Sequence[str | os.PathLike[str]], page: pathlib.Path) -> list[str]:
+    """A section of the results page for each study of `experiments.dp_defense`, with all its seeds."""
     from experiments import dp_table  # needs the extra `dp`, which the other tables do not
 
-    return [dp_table.to_section(dp_table.read_table(workdir)) for workdir in workdirs]
+    studies = dp_table.group_tables([dp_table.read_table(workdir) for workdir in workdirs])
+    return [dp_table.to_section(study, page) for study in studies]
 
 
 if __name__ == "__main__":

@@ -448,7 +448,10 @@ def test_the_rows_of_a_profile(tmp_path, profile, dime, central, monte_carlo):
     expected = {"loss": [1], "pia_l2": [2], "pia_l4": [2], "pian": [2], "sima_l4": [1], "dime_central": central}
     expected |= dict.fromkeys(("dime", "dime_theory", "crowding_only"), dime)
     expected |= {"level_only": [1, *(cost - 1 for cost in dime[1:])]}
-    expected |= {**dict.fromkeys(("sima_mc_norms", "sima_mc_vector"), monte_carlo), "clid": [15]}  # clid for captions
+    expected |= {
+        **dict.fromkeys(("loss_mc", "sima_mc_norms", "sima_mc_vector"), monte_carlo),
+        "clid": [15],
+    }  # clid for captions
     assert labels == {f"{name}@{cost}" for name, costs in expected.items() for cost in costs}
 
 

@@ -79,7 +79,7 @@ class TestSmoke:
         assert [table.run.study for table in made] == list(STUDIES)
         assert {path.name for path in (tmp_path / "tables").iterdir()} == {
             "tables.csv",
-            *(f"{name}_smoke.{suffix}" for name in STUDIES for suffix in ("md", "tex")),
+            *(f"{name}_smoke{suffix}" for name in STUDIES for suffix in (".md", ".tex", "_questions.md")),
         }
         figures.draw_runs([made[0].run], tmp_path / "figures")
         names = {f"{name}.{suffix}" for name in figures.RUN_FIGURES for suffix in ("png", "svg", "json")}
