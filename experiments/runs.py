@@ -17,11 +17,11 @@ from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
 from dime_jax.data import Halves, Split
-from dime_jax.evaluation import Evaluation, ResultRow
+from dime_jax.evaluation import ResultRow
 from dime_jax.findings.frozen import without_crowding
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import planning, score_table
-from experiments import seeds
+from experiments import images_alone, seeds
 from experiments.attack import CONFIG_FILE, SOURCES
 
 # What a config leaves open, and how it runs: of no influence on which setting a run is.
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     rows: tuple[Row, ...]
     member: np.ndarray
     halves: Halves
-    results: Evaluation
+    results: images_alone.StudyResults
 
     @property
     def name(self) -> str:
@@ -164,6 +164,12 @@ class Run(NamedTuple):
             default = seeds.with_seed(default, seed)
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
+
+    def config_now(self) -> ConfigDict:
+        """The run's config as one of this version: values that it did not know are the file's."""
+        config = _get_config(self.study)(self.variant).unlock()
+        config.update(ConfigDict(self.config))
+        return config
 
     @property
     def is_unchanged(self) -> bool:
@@ -232,7 +238,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
-    results, frozen = pipeline.evaluation(directory), pipeline.read_calibrations(directory)
+    results, frozen = images_alone.results(directory), pipeline.read_calibrations(directory)
     asked, index = pipeline.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from absl import app, flags
 
 from dime_jax import _files, metrics
-from experiments import headings, markdown, paper_values, questions
+from experiments import headings, images_alone, markdown, paper_values, questions
 from experiments.attack import CONFIG_FILE
 from experiments.runs import Row, Run, RunSet, group_runs, read_run
 
@@ -234,6 +234,7 @@ def _section(table: Table, label: str, page: pathlib.Path) -> str:
         "model": f"`{run.config['attack']['model']}`, fingerprint `{prints['model'][:16]}`",
         "data": f"calibration half `{prints['calibration_data'][:16]}`, test half `{prints['test_data'][:16]}`",
         "queries made": f"{run.results.queries_made:,}",
+        "without the model": images_alone.describe(run.results),
         "score tables": headings.where(run.directory, page),
     }
     return "\n".join(

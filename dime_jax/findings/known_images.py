@@ -12,7 +12,7 @@ from dime_jax.findings.record import Record, Sides
 from dime_jax.findings.results import BlindBaseline, Comparison, CrowdingEffect
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
-from dime_jax.scoring.score_table import NOT_FINITE
+from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
 
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
@@ -67,9 +67,19 @@ def find_caption_baseline(record: Record) -> BlindBaseline | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindBaseline | None:
     if arrays is None or auc is None:
         return None
-    scores = (
-        pipeline.frozen_scores(record.reference.table, record.decider, side) for side in (arrays.member, arrays.heldout)
-    )
+    return beside(record.reference.table, record.decider, arrays, auc)
+
+
+def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate) -> BlindBaseline:
+    """A classifier that never saw the model, beside a frozen attack on the same images.
+
+    Args:
+      table: of the test half.
+      frozen: the attack.
+      arrays: the classifier's scores.
+      auc: of the classifier.
+    """
+    scores = (pipeline.frozen_scores(table, frozen, side) for side in (arrays.member, arrays.heldout))
     attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
     gap = evidence.gap_over_blind(*attack, *blind)
     return BlindBaseline(

@@ -258,11 +258,11 @@ class TestCosts:
         one = costs.cost("cifar10")
         assert one.images == (1000, 25_000)
         # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
-        # noise is Loss's and all of which are Loss's mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA: 16 each. SecMI walks
-        # once from 0 to 300 in steps of 10, and each answer on the way serves the hop back from there too.
+        # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
+        # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
         assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
-        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory and crowding 44; central
-        # 42; level 41.
+        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory and crowding 44;
+        # central 42; level 41.
         assert one.test_per_image == 8 + 31 + 120 + 3 * 44 + 42 + 41
         assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
 
