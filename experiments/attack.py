@@ -121,6 +121,20 @@ def without_places(config: ConfigDict) -> JsonObject:
     return values
 
 
+def halves_of(config: ConfigDict, study: Study) -> data.Halves:
+    """Who chooses the settings, and who is tested."""
+    attack = config.attack
+    return data.halves(
+        study.split,
+        study.source.ids,
+        mode=attack.halves,
+        seed=config.seed,
+        groups=study.source.identities if attack.halves == "by_id" else None,
+        calibration_size=attack.calibration_size,
+        test_size=attack.test_size,
+    )
+
+
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> images_alone.StudyResults:
     """Run or finish the experiment; everything it makes is in `workdir`. Returns what results.json holds.
 
@@ -138,15 +152,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves = data.halves(
-        study.split,
-        study.source.ids,
-        mode=attack.halves,
-        seed=config.seed,
-        groups=study.source.identities if attack.halves == "by_id" else None,
-        calibration_size=attack.calibration_size,
-        test_size=attack.test_size,
-    )
+    halves = halves_of(config, study)
 
     seed = config.seed if attack.seed is None else attack.seed
 

@@ -26,7 +26,7 @@ from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch
 from experiments.study import open_study
-from experiments.train import add_split_and_log, model_spec
+from experiments.train import add_split_and_log, model_spec, training_options
 
 
 class Arm(NamedTuple):
@@ -66,9 +66,7 @@ def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
     section, budget = arm.config.train, arm.config.dp
     study = open_study(arm.config, workdir)
     spec, recipe, members = model_spec(arm.config), training.TrainingRecipe(**section.recipe), study.split.member
-    options = training.TrainingOptions(
-        log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
-    )
+    options = training_options(section)
     if arm.epsilon is not None:
         privacy = dp.Privacy(epsilon=arm.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
         model = dp.train_privately(

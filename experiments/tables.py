@@ -11,7 +11,6 @@ the paper's three questions are answered over all its models (`experiments.quest
 
 import csv
 import io
-import json
 import os
 import pathlib
 import sys
@@ -20,9 +19,8 @@ from typing import NamedTuple
 
 from absl import app, flags
 
-from dime_jax import _files, metrics
+from dime_jax import metrics
 from experiments import headings, images_alone, markdown, paper_values, questions
-from experiments.attack import CONFIG_FILE
 from experiments.runs import Row, Run, RunSet, group_runs, read_run
 
 
@@ -270,32 +268,6 @@ def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -
     return tables
 
 
-class Kept(NamedTuple):
-    """What a folder of finished work holds: runs of `experiments.attack`, and workdirs of `experiments.dp_defense`."""
-
-    runs: list[pathlib.Path]
-    dp_studies: list[pathlib.Path]
-
-
-def find_kept(folder: pathlib.Path) -> Kept:
-    """Every finished run below a folder, by name."""
-    runs, studies = [], dict[pathlib.Path, None]()
-    for file in sorted(folder.rglob(CONFIG_FILE)):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if "dp" in record.get("config", {}):
-            studies[file.parents[2]] = None  # STUDY/ARM/attack/config.json
-        elif "file" in record:
-            runs.append(file.parent)
-    return Kept(runs, list(studies))
-
-
-def kept_page(folder: pathlib.Path, page: pathlib.Path) -> str:
-    """The results page of all that a folder holds."""
-    kept = find_kept(folder)
-    tables = [make_table(read_run(run)) for run in kept.runs]
-    return "\n".join([results_page(tables, page), *dp_sections(kept.dp_studies, page)])
-
-
 def dp_sections(workdirs: Sequence[str | os.PathLike[str]], page: pathlib.Path) -> list[str]:
     """A section of the results page for each study of `experiments.dp_defense`, with all its seeds."""
     from experiments import dp_table  # needs the extra `dp`, which the other tables do not
@@ -312,12 +284,14 @@ if __name__ == "__main__":
 
     def _main(argv: list[str]) -> None:
         del argv
+        from experiments import kept  # which needs this module
+
         try:
             if _RESULTS.value:
                 if not _KEPT.value:
                     raise ValueError("expected --kept=FOLDER with --results")
                 page = pathlib.Path(_RESULTS.value)
-                _files.write_atomically(page, kept_page(pathlib.Path(_KEPT.value), page).encode())
+                kept.write_page(pathlib.Path(_KEPT.value), page)
                 return
             for table in write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value)):
                 print(f"{table.title}\n\n{to_markdown(table)}")

@@ -9,7 +9,7 @@ from small_runs import make_run, pretend
 
 from dime_jax import metrics
 from dime_jax.scoring import planning, score_table
-from experiments import cross_fit, questions, runs, tables
+from experiments import cross_fit, kept, questions, runs
 from experiments.questions import Difference
 
 SEEDS = (0, 1, 2)
@@ -192,4 +192,4 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 def test_the_results_page_is_what_the_kept_files_give():
     pytest.importorskip("dp_accounting")
-    assert tables.kept_page(DOCS / "results", DOCS / "RESULTS.md") == (DOCS / "RESULTS.md").read_text(encoding="utf-8")
+    assert kept.to_page(DOCS / "results", DOCS / "RESULTS.md") == (DOCS / "RESULTS.md").read_text(encoding="utf-8")
