@@ -232,6 +232,7 @@ class TestNoise:
         assert abs(np.mean(aucs) - 0.5) < 3 * error / np.sqrt(len(aucs))
         assert np.std(aucs) == pytest.approx(error, rel=0.15)
         assert stats.kstest((np.array(aucs) - 0.5) / error, "norm").pvalue > 0.01
+        assert aucs[0] == pytest.approx(0.589, abs=5e-4)  # as docs/REPRODUCTION.md says
 
     @pytest.mark.parametrize(("name", "setting"), [("loss", {"t": 100}), ("loss_mc", {"t": 100, "q": 10})])
     def test_two_untrained_arms_do_not_share_their_luck(self, schedule, name, setting):

@@ -269,8 +269,16 @@ class TestCosts:
     def test_hours_are_queries_times_seconds(self):
         one = costs.Cost("cifar10", (100, 200), 7, 5)
         assert one.queries == 1700
-        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 |")
-        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  |")
+        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 | 0 |")
+        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  | 0 |")
+
+    def test_the_third_table_has_four_models_and_their_training(self):
+        one = costs.cost("dp_celeba")
+        assert (one.models, one.images) == (4, (1000, 1000))
+        assert one.queries == 4 * 1000 * (one.calibration_per_image + one.test_per_image)
+        assert one.trained == 4 * 7812 * 64
+        assert costs.cost("stl10u").trained == 18_000 * 128
+        assert costs.cost("cifar10").trained == 0  # a published checkpoint
 
     def test_networks_are_the_papers(self):
         networks = costs.networks()
