@@ -17,14 +17,21 @@ import pytest
 import dime_jax as dj
 from dime_jax import _records, data, metrics, models, training
 from dime_jax.training.records import read_records
-from experiments import attack, progress, train
+from experiments import attack, progress, questions, runs, train
 from experiments.configs import cifar10, digits
 from experiments.study import open_study
 
 
-def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
-    model = train.run(digits.get_config("smoke"), tmp_path)
-    assert model == tmp_path / "model"
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """Where the smoke training of the digits was."""
+    workdir = tmp_path_factory.mktemp("digits")
+    assert train.run(digits.get_config("smoke"), workdir) == workdir / "model"
+    return workdir
+
+
+def test_smoke_needs_only_a_workdir_and_makes_a_model(workdir):
+    model = workdir / "model"
     denoiser = dj.load_denoiser(model)
     assert denoiser.image_shape == (8, 8, 1)
     source = data.open_source("digits")
@@ -34,7 +41,7 @@ def test_smoke_needs_only_a_workdir_and_makes_a_model(tmp_path):
     np.testing.assert_array_equal(split.heldout, expected.heldout)
     lines = [json.loads(line) for line in (model / "training_log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
-    assert {path.name for path in (tmp_path / "train").glob("*.png")} == {
+    assert {path.name for path in (workdir / "train").glob("*.png")} == {
         "loss.png",
         "samples_000002.png",
         "samples_000004.png",
@@ -67,12 +74,6 @@ def test_every_smoke_training_is_of_a_tiny_network_and_a_few_updates(path):
 class TestProgress:
     """On what the smoke training of the digits leaves."""
 
-    @pytest.fixture(scope="class")
-    def workdir(self, tmp_path_factory):
-        workdir = tmp_path_factory.mktemp("progress")
-        train.run(digits.get_config("smoke"), workdir)
-        return workdir
-
     def test_snapshots_are_the_models_on_the_way(self, workdir):
         last, model = dj.load_denoiser(workdir / "snapshots" / "4"), dj.load_denoiser(workdir / "model")
         assert last.fingerprint == model.fingerprint
@@ -96,6 +97,14 @@ class TestProgress:
         text = progress.to_section(numbers, "progress.png")
         assert f"`{model.fingerprint[:16]}`" in text
         assert f"| 4 | {numbers.loss[1]:.4f} |" in text
+
+    def test_the_model_can_be_attacked(self, workdir):
+        results = attack.run(digits.get_config("smoke"), workdir, "experiments/configs/digits.py:smoke")
+        assert {row.label for row in results.results} == {"loss@1", "pia_l4@2", "dime@2", "level_only@1"}
+        assert results.blind_baseline.images == (40, 40)
+        (study,) = runs.group_runs([runs.read_run(workdir / "attack")])
+        assert study.labels == ["seed 0"]
+        assert "Does crowding help?" in questions.to_markdown(study)
 
     def test_visible_means_from_there_on(self):
         aucs = [metrics.Estimate(0.6, low, 0.7) for low in (0.55, 0.45, 0.51, 0.6)]
