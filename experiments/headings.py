@@ -2,6 +2,7 @@
 
 import pathlib
 
+from dime_jax import pipeline
 from experiments import paper_values
 from experiments.runs import Row, Run
 
@@ -54,6 +55,19 @@ def where(directory: pathlib.Path, page: pathlib.Path) -> str:
 def settings(run: Run) -> str:
     """The frozen setting of every row, in one line."""
     return "; ".join(f"{row.title}: {setting(row)}" for row in run.rows)
+
+
+def at_edge(run: Run) -> list[str]:
+    """Rows whose timestep is the first or last of their grid, where a wider one might have done better."""
+    times: dict[str, set[float]] = {}
+    for job in pipeline.read_jobs(run.directory):
+        times.setdefault(job.attack.name, set()).add(job.setting.get("t", 0))
+    return [
+        row.title
+        for row in run.rows
+        if row.calibration.setting.get("t", 0) in (min(times[row.attack]), max(times[row.attack]))
+        and len(times[row.attack]) > 1
+    ]
 
 
 def setting(row: Row) -> str:

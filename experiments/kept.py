@@ -101,6 +101,9 @@ points of AUC; ASR leads are differences of the two maxima, without interval.
 ```
 python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=W
 ```
+
+The numbers are `dataset_size.json` and `query_budget.json`, beside the figures; `config.json` has every value, and the
+seed.
 """
 
 
@@ -123,6 +126,7 @@ def _synthetic_section(
             title,
             _SYNTHETIC,
             f"![AUC, ASR and TPR over noise]({picture})\n",
+            _peaks(panels, name),
             "#### Does crowding help? DIME against its level\n",
             markdown.table(header, [_lead_row(name(panel), panel, "sima_mc_shared") for panel in panels]),
             "#### Is DIME ahead of the baseline? Against SimA-MC on Gaussian queries\n",
@@ -131,6 +135,15 @@ def _synthetic_section(
             markdown.table(["t", "ᾱ", *map(name, panels)], list(_by_noise(panels))),
         ]
     )
+
+
+def _peaks(panels: Sequence[synthetic.Panel], name: Callable[[synthetic.Panel], str]) -> str:
+    """Where the lead is largest, in a sentence."""
+    peaks = [int(np.argmax([lead.value for lead in panel.auc_lead])) for panel in panels]
+    inside = all(peak < len(panel.t) - 1 for peak, panel in zip(peaks, panels))
+    where = ", ".join(f"t = {panel.t[peak]} for {name(panel)}" for peak, panel in zip(peaks, panels))
+    words = "not at the highest noise, but at middle noise" if inside else "here"
+    return f"The lead over the level is largest {words}: at {where}.\n"
 
 
 def _lead_row(name: str, panel: synthetic.Panel, rival: str) -> list[str]:

@@ -241,7 +241,8 @@ def _section(table: Table, label: str, page: pathlib.Path) -> str:
             markdown.facts_list(facts),
             "",
             to_markdown(table),
-            f"Frozen settings: {headings.settings(run)}.\n",
+            f"Frozen settings: {headings.settings(run)}. At an end of their grid of timesteps: "
+            f"{', '.join(headings.at_edge(run)) or 'none'}.\n",
         ]
     )
 

@@ -9,7 +9,7 @@ from small_runs import make_run, pretend
 
 from dime_jax import metrics
 from dime_jax.scoring import planning, score_table
-from experiments import cross_fit, kept, questions, runs
+from experiments import cross_fit, headings, kept, questions, runs
 from experiments.questions import Difference
 
 SEEDS = (0, 1, 2)
@@ -74,6 +74,15 @@ class TestStudy:
             " --config.train.recipe.seed=2",
             " --config.train.recipe.seed=2",
         ]
+
+
+def test_rows_at_an_end_of_their_grid_are_named(study):
+    run = study.first
+    chosen = {row.title: row.calibration.setting["t"] for row in run.rows}
+    assert set(headings.at_edge(run)) == {title for title, t in chosen.items() if t in (90, 120)}
+    alone = run._replace(rows=tuple(row for row in run.rows if row.attack == "loss"))
+    moved = alone.rows[0]._replace(calibration=alone.rows[0].calibration._replace(setting={"t": 100}))
+    assert headings.at_edge(alone._replace(rows=(moved,))) == []
 
 
 class TestCrowding:
