@@ -189,13 +189,19 @@ model{over}.
 """
 
 
+_ABOUT_CROWDING = """DIME against its level term alone, from the same answers at the setting that was chosen for DIME, and
+against level only at its own setting. Where calibration gave crowding no weight the two are one attack, and the interval
+is what equal ranks of so many images can show. Weights are of standardised terms, those of theory of raw ones.
+"""
+
+
 def to_markdown(study: RunSet) -> str:
     """The three questions as tables."""
     found, labels = answers(study), study.labels
     over = "" if len(labels) < 2 else ", and the mean over models with its t-interval"
     parts = [_PREFACE.format(over=over), claim(len(labels))]
     if found.crowding:
-        parts += ["#### Does crowding help?\n", _crowding_table(found.crowding, labels)]
+        parts += ["#### Does crowding help?\n", _ABOUT_CROWDING, _crowding_table(found.crowding, labels)]
     if found.baselines:
         parts += ["#### Is DIME ahead of the baselines?\n", _table(found.baselines, labels)]
     if found.settings:

@@ -448,7 +448,8 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
             for method, rows in outcomes.items()
         },
         {method: float(np.mean([row.metrics.auc.value for row in rows])) for method, rows in outcomes.items()},
-        *leads.values(),
+        leads["sima_mc_shared"],
+        leads["sima_mc_gaussian"],
         noise_correlation(lead, sigma.tolist()),
     )
 

@@ -53,7 +53,7 @@ def test_panels_survive_their_file(tmp_path):
     ((path, drawing),) = kept.find_kept(tmp_path).drawn
     assert path == file
     read = kept._read(file, drawing)
-    assert [one.auc_lead for one in read] == [one.auc_lead for one in PANELS]
+    np.testing.assert_allclose([one.auc_lead for one in read], [one.auc_lead for one in PANELS], rtol=1e-6, atol=1e-9)
     assert kept.dataset_size_section(read, "x") == kept.dataset_size_section(PANELS, "x")
 
 
