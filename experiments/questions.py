@@ -184,14 +184,15 @@ def _difference(runs: Sequence[Run], first: Sequence[Row], second: Sequence[Row]
 
 # ------------------------------------------------------------------------------------------------------------ rendering
 
-_PREFACE = """Differences of AUC in points, on the same images of the test half, with DeLong's paired interval for each
-model{over}.
+_PREFACE = """\
+Differences of AUC in points, on the same images of the test half, with DeLong's paired interval for each model{over}.
 """
 
 
-_ABOUT_CROWDING = """DIME against its level term alone, from the same answers at the setting that was chosen for DIME, and
-against level only at its own setting. Where calibration gave crowding no weight the two are one attack, and the interval
-is what equal ranks of so many images can show. Weights are of standardised terms, those of theory of raw ones.
+_ABOUT_CROWDING = """\
+DIME against its level term alone, from the same answers at the setting that was chosen for DIME, and against level only
+at its own setting. Where calibration gave crowding no weight the two are one attack, and the interval is what equal
+ranks of so many images can show. Weights are of standardised terms, those of theory of raw ones.
 """
 
 
