@@ -47,7 +47,7 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
             jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
         try:
             file = config_flags.get_config_filename(flags.FLAGS["config"])
-            for one in seeded(config.value, workdir.value, seeds.value if seeds else ()):
+            for one in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
                 main(one.config, str(one.workdir), file)
         except (ValueError, OSError) as error:
             raise SystemExit(f"error: {error}") from None

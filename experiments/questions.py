@@ -200,7 +200,8 @@ def to_markdown(study: RunSet) -> str:
     """The three questions as tables."""
     found, labels = answers(study), study.labels
     over = "" if len(labels) < 2 else ", and the mean over models with its t-interval"
-    parts = [_PREFACE.format(over=over), claim(len(labels))]
+    parts = [auc_table(study)] if len(labels) > 1 else []
+    parts += [_PREFACE.format(over=over), claim(len(labels))]
     if found.crowding:
         parts += ["#### Does crowding help?\n", _ABOUT_CROWDING, _crowding_table(found.crowding, labels)]
     if found.baselines:
@@ -210,6 +211,16 @@ def to_markdown(study: RunSet) -> str:
     if found.tiers:
         parts.append(_table(found.tiers, labels))
     return "\n".join(parts)
+
+
+def auc_table(study: RunSet) -> str:
+    """The AUC of every attack for each model, with intervals about images, and its mean over models."""
+    rows = []
+    for found in _common_rows(study):
+        mean = over_models([row.result.auc.value for row in found])
+        cells = [markdown.percent(row.result.auc) for row in found] + ([markdown.percent(mean)] if mean else [])
+        rows.append([found[0].title, str(max(row.queries for row in found)), *cells])
+    return markdown.table(["AUC", "queries", *_header(study.labels)], rows)
 
 
 def claim(models: int) -> str:

@@ -1,10 +1,12 @@
 """What a seed changes: the split, the training and the draws; and that models of several seeds share no image."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from dime_jax import data
-from experiments import seeds, study
+from experiments import launch, seeds, study
 from experiments.configs import cifar10, digits, dp_digits, imagenet256, synthetic
 
 
@@ -75,3 +77,22 @@ def test_models_of_several_seeds_share_no_image_with_each_other_or_the_pilot(tmp
     for side in ("member", "heldout"):
         everyone = np.concatenate([getattr(split, side) for split in splits])
         assert len(everyone) == len(np.unique(everyone)) == 400
+
+
+def test_the_command_line_runs_one_after_the_other(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(launch.flags, "FLAGS", values := launch.flags.FlagValues())
+    for name in ("DEFINE_string", "DEFINE_bool", "DEFINE_integer", "DEFINE_list"):
+        define = getattr(launch.flags, name)
+        monkeypatch.setattr(launch.flags, name, functools.partial(define, flag_values=values))
+    define_config = launch.config_flags.DEFINE_config_file
+    monkeypatch.setattr(launch.config_flags, "DEFINE_config_file", functools.partial(define_config, flag_values=values))
+    monkeypatch.setattr(
+        launch.flags, "mark_flag_as_required", functools.partial(launch.flags.mark_flag_as_required, flag_values=values)
+    )
+    arguments = ["program", "--config=experiments/configs/digits.py:smoke", f"--workdir={tmp_path}", "--seeds=3,5"]
+    monkeypatch.setattr(launch.app, "run", lambda run: run(values(arguments)))
+    launch.launch(lambda *call: found.append(call), "experiments/configs/digits.py", many=True)
+    assert [(config.seed, workdir, file) for config, workdir, file in found] == [
+        (seed, str(tmp_path / f"seed_{seed}"), "experiments/configs/digits.py:smoke") for seed in (3, 5)
+    ]
