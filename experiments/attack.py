@@ -3,8 +3,8 @@
     python -m experiments.attack --config=experiments/configs/cifar10.py:smoke --workdir=out/cifar10_smoke
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
-    WORKDIR/attack    the run (see `dime_jax.pipeline`), and config.json, from which `experiments.tables` says how to
-                      repeat it
+    WORKDIR/attack    the run (see `dime_jax.pipeline`); config.json, from which `experiments.tables` says how to repeat
+                      it; images_alone.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -24,16 +24,14 @@ from dime_jax._typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
-from dime_jax.evaluation import Evaluation
-from dime_jax.findings import json_files
 from dime_jax.ideal import IdealDenoiser
 from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
-from experiments import generated
+from experiments import generated, images_alone
 from experiments.launch import launch
-from experiments.study import Study, generated_directory, open_study
+from experiments.study import Study, generated_directory, open_study, transform_of
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -123,7 +121,21 @@ def without_places(config: ConfigDict) -> JsonObject:
     return values
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> Evaluation:
+def halves_of(config: ConfigDict, study: Study) -> data.Halves:
+    """Who chooses the settings, and who is tested."""
+    attack = config.attack
+    return data.halves(
+        study.split,
+        study.source.ids,
+        mode=attack.halves,
+        seed=config.seed,
+        groups=study.source.identities if attack.halves == "by_id" else None,
+        calibration_size=attack.calibration_size,
+        test_size=attack.test_size,
+    )
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> images_alone.StudyResults:
     """Run or finish the experiment; everything it makes is in `workdir`. Returns what results.json holds.
 
     Args:
@@ -136,22 +148,16 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
-    transform = data.get_transform(attack.transform, denoiser.image_shape) if attack.transform else None
+    transform = transform_of(config, study.source, denoiser.image_shape)
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves = data.halves(
-        study.split,
-        study.source.ids,
-        mode=attack.halves,
-        seed=config.seed,
-        groups=study.source.identities if attack.halves == "by_id" else None,
-        calibration_size=attack.calibration_size,
-        test_size=attack.test_size,
-    )
+    halves = halves_of(config, study)
+
+    seed = config.seed if attack.seed is None else attack.seed
 
     def begin() -> None:
-        pipeline.begin(directory, jobs, halves, config.seed)
+        pipeline.begin(directory, jobs, halves, seed)
         record = {"file": config_file, "config": without_places(config)}
         _files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
@@ -159,13 +165,14 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     on_first_process(begin)
     # Only recorded: the networks of :smoke are random.
     model_check.check_once(
-        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=config.seed, options=options
+        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=seed, options=options
     )
     pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.calibrate_run(directory))
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: pipeline.evaluate_run(directory))
-    return json_files.read_results(directory)
+    on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
+    on_first_process(lambda: images_alone.write_results(directory))
+    return images_alone.read_results(directory)
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
@@ -173,7 +180,8 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     results = run(config, workdir, config_file)
     if jax.process_index() == 0:
         tables.print_results(results, rich.console.Console())
+        print(f"Without the model: {images_alone.describe(results)}.")
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/cifar10.py")
+    launch(main, "experiments/configs/cifar10.py", many=True)

@@ -7,7 +7,7 @@
 The calibration half is scored over the whole grid with shared queries. The test half is scored at one setting for each
 attack and tier; which one is known only after calibration, so it is counted at the dearest setting of each, unshared:
 an upper bound. Time assumes that a query costs the same throughout the run, as it does when the network is what limits
-it.
+it. Training is counted in images that pass through the network and back, and its time is in no column.
 """
 
 import importlib
@@ -28,27 +28,42 @@ from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
 from experiments.attack import jobs_of
 
-STUDIES = {"cifar10": "ddpm", "cifar100": "ddpm", "stl10u": "ddpm", "celeba": "ddpm", "imagenet256": "guided"}
+STUDIES = {
+    **dict.fromkeys(("cifar10", "cifar100", "stl10u", "celeba", "dp_celeba"), "ddpm"),
+    "imagenet256": "guided",
+}
 _ROUNDS = 3
 
 
 class StudyCost(NamedTuple):
-    """Queries of one `:paper` attack; those on the test half are at most so many."""
+    """What one `:paper` study takes.
+
+    Attributes:
+      images: of both halves, for one model.
+      calibration_per_image: queries.
+      test_per_image: at most so many queries.
+      models: that are attacked: the arms of a DP study, else one.
+      trained: images that pass through the network and back in training, for all models.
+    """
 
     study: str
     images: tuple[int, int]
     calibration_per_image: int
     test_per_image: int
+    models: int = 1
+    trained: int = 0
 
     @property
     def queries(self) -> int:
         """All together."""
-        return self.images[0] * self.calibration_per_image + self.images[1] * self.test_per_image
+        one = self.images[0] * self.calibration_per_image + self.images[1] * self.test_per_image
+        return self.models * one
 
 
 def cost(study: str) -> StudyCost:
-    """Queries of a study's `:paper` attack."""
-    section = importlib.import_module(f"experiments.configs.{study}").get_config("paper").attack
+    """What a study's `:paper` variant takes."""
+    config = importlib.import_module(f"experiments.configs.{study}").get_config("paper")
+    section = config.attack
     jobs = jobs_of(section)
     dearest: dict[tuple[str, int | float | None], int] = {}
     for job in jobs:
@@ -56,7 +71,9 @@ def cost(study: str) -> StudyCost:
         dearest[tier] = max(job.queries, dearest.get(tier, 0))
     plan = planning.make_plan(jobs, linear_schedule())
     images = (2 * section.calibration_size, 2 * section.test_size)
-    return StudyCost(study, images, plan.queries_per_image, sum(dearest.values()))
+    models = 1 + len(config.dp.epsilons) if "dp" in config else 1
+    trained = config.train.recipe.steps * config.train.recipe.batch_size if section.model == "trained" else 0
+    return StudyCost(study, images, plan.queries_per_image, sum(dearest.values()), models, models * trained)
 
 
 def networks() -> dict[str, ModelSpec]:
@@ -90,14 +107,18 @@ def to_markdown(costs: Sequence[StudyCost], seconds: dict[str, float]) -> str:
       costs: a row each.
       seconds: measured time of a query, by network.
     """
-    lines = ["| study | calibration: images x queries | test: images x queries, at most | all, at most | hours |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    header = ["study", "models", "calibration: images x queries", "test: images x queries, at most", "all, at most"]
+    lines = [
+        f"| {' | '.join([*header, 'hours of queries', 'images of training'])} |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for one in costs:
         each = seconds.get(STUDIES[one.study])
         hours = "" if each is None else f"{one.queries * each / 3600:,.1f}"
         calibration = f"{one.images[0]:,} x {one.calibration_per_image:,}"
         test = f"{one.images[1]:,} x {one.test_per_image:,}"
-        lines.append(f"| {one.study} | {calibration} | {test} | {one.queries:,} | {hours} |")
+        cells = [one.study, str(one.models), calibration, test, f"{one.queries:,}", hours, f"{one.trained:,}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,13 +6,14 @@
                                             `experiments.train` and `experiments.attack`, and seconds.json
     WORKDIR/dp_table.md                     the paper's third table, and what it can and cannot show
 
-An interrupted study continues when it is started again, without spending any budget twice. `experiments.tables
---dp_studies=WORKDIR` puts the table on the results page.
+An interrupted study continues when it is started again, without spending any budget twice. With `--seeds=0,1,2` there
+is a study for each seed in WORKDIR/seed_N. `experiments.tables` puts those that are kept on the results page.
 """
 
 import json
 import pathlib
 import time
+import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch
 from experiments.study import open_study
-from experiments.train import add_split_and_log, model_spec
+from experiments.train import add_split_and_log, model_spec, training_options
 
 
 class Arm(NamedTuple):
@@ -37,16 +38,27 @@ class Arm(NamedTuple):
 
 
 def arms(config: ConfigDict) -> list[Arm]:
-    """The arms of a study, each with its own config: vanilla first, then as `config.dp.epsilons` lists them."""
+    """The arms of a study, each with its own config: vanilla first, then as `config.dp.epsilons` lists them.
+
+    Every arm is attacked with noises and probes of its own, so that the luck of one draw is not read as an effect that
+    all arms share.
+    """
     _validate.check_choice(config.dp.vanilla.batches, ("poisson", "shuffled"), "config.dp.vanilla.batches")
-    vanilla = config.copy_and_resolve_references()
-    vanilla.train.recipe.update(config.dp.vanilla.recipe)
-    private = []
-    for epsilon in config.dp.epsilons:
-        one = config.copy_and_resolve_references()
-        one.dp.epsilon = float(epsilon)
-        private.append(Arm(f"epsilon_{epsilon:g}", float(epsilon), one))
-    return [Arm("vanilla", None, vanilla), *private]
+    vanilla = _arm(config, "vanilla", None)
+    vanilla.config.train.recipe.update(config.dp.vanilla.recipe)
+    return [vanilla, *(_arm(config, f"epsilon_{epsilon:g}", float(epsilon)) for epsilon in config.dp.epsilons)]
+
+
+def _arm(config: ConfigDict, name: str, epsilon: float | None) -> Arm:
+    one = config.copy_and_resolve_references()
+    one.dp.epsilon = epsilon
+    one.attack.seed = draw_seed(config.seed, name)
+    return Arm(name, epsilon, one)
+
+
+def draw_seed(seed: int, arm: str) -> int:
+    """The seed of an arm's noises and probes: another for each arm and each seed of the study."""
+    return zlib.crc32(f"{seed} {arm}".encode()) >> 1  # below 2³¹, as JAX takes them everywhere
 
 
 def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
@@ -54,9 +66,7 @@ def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
     section, budget = arm.config.train, arm.config.dp
     study = open_study(arm.config, workdir)
     spec, recipe, members = model_spec(arm.config), training.TrainingRecipe(**section.recipe), study.split.member
-    options = training.TrainingOptions(
-        log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
-    )
+    options = training_options(section)
     if arm.epsilon is not None:
         privacy = dp.Privacy(epsilon=arm.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
         model = dp.train_privately(
@@ -78,7 +88,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         _timed(directory, "train", train_arm, arm, directory)
         _timed(directory, "attack", attack.run, arm.config, directory, config_file)
     table = dp_table.read_table(workdir)
-    on_first_process(lambda: _files.write_atomically(workdir / "dp_table.md", dp_table.to_section(table).encode()))
+    on_first_process(lambda: _files.write_atomically(workdir / "dp_table.md", dp_table.to_section([table]).encode()))
     return table
 
 
@@ -100,8 +110,8 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table."""
     table = run(config, workdir, config_file)
     if jax.process_index() == 0:
-        print(dp_table.to_section(table))
+        print(dp_table.to_section([table]))
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/dp_digits.py")
+    launch(main, "experiments/configs/dp_digits.py", many=True)

@@ -1,7 +1,8 @@
 """The paper's third table from the arms of a DP-SGD study: ε as rows, methods as columns, and what it can show.
 
 A small AUC under DP-SGD says little by itself: this module puts beside it what the same test would have found with
-fair probability, the largest ε that it could have refuted, and what the guarantee allows.
+fair probability, the largest ε that it could have refuted, what the guarantee allows, and what the noise of an arm's
+attacks does without any model. With several seeds there is a table for each, and one over all models.
 """
 
 import json
@@ -10,18 +11,21 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from scipy import stats
 
-from dime_jax import metrics
+from dime_jax import draws, metrics
 from dime_jax._typing import JsonObject
 from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
+from dime_jax.scoring import score_table
 from dime_jax.training.dp import PRIVACY_FILE
 from dime_jax.training.records import read_records
-from experiments import paper_values, tables
+from experiments import headings, markdown, paper_values, questions, seeds
 from experiments.runs import Row, Run, config_flags, read_run
 
 SECONDS_FILE = "seconds.json"
+_SET_BY_THE_STUDY = ("dp.epsilon", "attack.seed")
 CONFIDENCE = 0.95
 POWER = 0.8
 
@@ -108,6 +112,20 @@ def _test_images(arm: ArmResult) -> str:
     return arm.run.results.fingerprints["test_data"]
 
 
+def group_tables(tables: Sequence[DpTable]) -> list[list[DpTable]]:
+    """Tables that differ in their seeds alone, together, in their order."""
+    groups: dict[str, list[DpTable]] = {}
+    for table in tables:
+        groups.setdefault(json.dumps([table.vanilla.run.name, _overrides(table)]), []).append(table)
+    return list(groups.values())
+
+
+def _overrides(table: DpTable) -> JsonObject:
+    """What was changed in the study's config, besides its seed and what the study sets in each arm."""
+    changed = table.private[0].run.overrides()
+    return {name: value for name, value in changed.items() if name not in (*_SET_BY_THE_STUDY, *seeds.FIELDS)}
+
+
 # ---------------------------------------------------------------------------------------------------- what it can show
 
 
@@ -136,6 +154,18 @@ def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE
     """
     member, heldout = run.scores(row)
     return epsilon_lower_bound(member, heldout, delta, confidence, randomised=True)
+
+
+def noise_alone(run: Run) -> metrics.Estimate:
+    """AUC of the norm of Loss's noise, without any model: what a network that predicts nothing leaves to Loss.
+
+    Over seeds it is 1/2 on average; at one seed it is the luck of the draw.
+    """
+    table, shape = score_table.read_table(run.directory / "test"), tuple(run.config["train"]["image_shape"])
+    drawn = draws.gaussian(jax.random.key(run.results.seed), draws.id_numbers(table.ids), 0, shape)
+    norms = np.linalg.norm(np.asarray(drawn).reshape(len(table.ids), -1), axis=1)
+    member = np.isin(table.index, run.halves.test.member)
+    return metrics.auc_interval(norms[member], norms[~member])
 
 
 def detectable_auc(members: int, heldout: int) -> float:
@@ -181,18 +211,18 @@ def _cell(arm: ArmResult, row: Row) -> str:
     published = paper_values.published(arm.run.study, arm.epsilon) if is_papers_setting(arm) else {}
     paper = published.get((row.attack, row.q))
     parts = []
-    for name, label in tables.METRICS.items():
-        ours = f"{label} {tables.percent(row.estimate(name))}"
+    for name, label in headings.METRICS.items():
+        ours = f"{label} {markdown.percent(row.estimate(name))}"
         parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
     return "<br>".join(parts)
 
 
 def is_papers_setting(arm: ArmResult) -> bool:
     """Whether the paper's values belong beside this arm's: its variant, with nothing changed but where data lie."""
-    expected = {"data.source", "dp.epsilon"}
+    expected = {"data.source", *_SET_BY_THE_STUDY}
     if arm.epsilon is None:
         expected |= {f"train.recipe.{name}" for name in arm.run.config["dp"]["vanilla"]["recipe"]}
-    return arm.run.variant == tables.PAPER_VARIANTS.get(arm.run.study) and not arm.run.overrides().keys() - expected
+    return arm.run.variant == headings.PAPER_VARIANTS.get(arm.run.study) and not arm.run.overrides().keys() - expected
 
 
 def _summary(table: DpTable) -> str:
@@ -217,10 +247,10 @@ def _summary(table: DpTable) -> str:
         if arm.privacy is not None:
             spent, noise = f"{arm.privacy['epsilon']:.3f}", f"{arm.privacy['noise_multiplier']:g}"
             drop = _drop(table.vanilla, arm)
-            behind, p_value = tables.percent(drop.auc_difference), f"{drop.p_value:.1g}"
+            behind, p_value = markdown.percent(drop.auc_difference), f"{drop.p_value:.1g}"
         bound = lower_bound(arm.run, best, delta)
         seconds = ", ".join(_duration(arm.seconds.get(stage)) for stage in ("train", "attack"))
-        auc = tables.percent(best.estimate("auc"))
+        auc = markdown.percent(best.estimate("auc"))
         found = f"{bound.epsilon:.2f} (at most {bound.ceiling:.2f})"
         lines.append([arm.title, spent, noise, loss, best.title, auc, behind, p_value, found, seconds])
     return _markdown(lines)
@@ -262,16 +292,32 @@ def verdict(table: DpTable) -> str:
     lines.append(
         "One model was trained for each row, so differences between rows include the luck of training. ε is per image."
     )
+    shared = len({arm.run.results.seed for arm in table.arms}) == 1
+    lines.append(
+        "Loss asks about one draw of noise per image"
+        + (
+            ", the same in all rows, so that the luck of that draw is in all of them"
+            if shared
+            else ", another in each row"
+        )
+        + ": the AUC of the noise alone is what a model that knows nothing would show."
+    )
     return "".join(f"- {line}\n" for line in lines)
 
 
-def to_section(table: DpTable) -> str:
-    """The section of the results page: settings, both tables, the summary and what they are worth."""
-    run = table.vanilla.run
-    recipe, section = run.config["train"]["recipe"], run.config["dp"]
-    privacy = table.private[0].privacy or {}
-    overrides = {name: value for name, value in table.private[0].run.overrides().items() if name != "dp.epsilon"}
+def to_section(tables: Sequence[DpTable], page: pathlib.Path | None = None) -> str:
+    """The section of the results page: settings, the table over all models, and all there is about each seed.
+
+    Args:
+      tables: of one study, a seed each.
+      page: where the section will stand, for links from there.
+    """
+    first = tables[0]
+    run = first.vanilla.run
+    recipe, section, overrides = run.config["train"]["recipe"], run.config["dp"], _overrides(first)
+    privacy = first.private[0].privacy or {}
     one_recipe = section["vanilla"]["batches"] == "poisson" and not section["vanilla"]["recipe"]
+    numbers = [str(table.vanilla.run.config["seed"]) for table in tables]
     facts = {
         "config": f"`{run.config_file}`, variant `{run.variant}`",
         "changed": ", ".join(f"`{name}={value}`" for name, value in overrides.items()) or "nothing",
@@ -282,26 +328,92 @@ def to_section(table: DpTable) -> str:
         if one_recipe
         else "the authors', which differ between the private rows and vanilla",
         "members + held-out images": run.image_counts,
-        "seed": run.config["seed"],
+        "seeds": ", ".join(numbers),
     }
+    flags = [f"--seeds={','.join(numbers)}"] if len(tables) > 1 or numbers != ["0"] else []
     command = f"python -m experiments.dp_defense --config={run.config_file}:{run.variant} --workdir=W"
-    title = tables.TITLES.get(run.study, f"DP-SGD, {run.study}")
+    title = headings.heading(run, all(is_papers_setting(arm) for arm in first.arms))
     return "\n".join(
         [
             f"## {title} ({run.name})\n",
-            tables.facts_list(facts),
+            markdown.facts_list(facts),
             "\n```",
-            f"{command} {config_flags(overrides)}".rstrip(),
+            " ".join([command, *flags, config_flags(overrides)]).rstrip(),
             "```\n",
-            to_markdown(table),
-            _summary(table),
-            verdict(table),
+            *([over_seeds(tables)] if len(tables) > 1 else []),
+            *(_seed_section(table, page) for table in tables),
         ]
     )
 
 
+def over_seeds(tables: Sequence[DpTable]) -> str:
+    """The mean AUC of every attack over the models of all seeds, and how far the best attack falls below vanilla's."""
+    names = [arm.title for arm in tables[0].arms]
+    rows = []
+    for number, row in enumerate(tables[0].vanilla.run.rows):
+        aucs = [[table.arms[arm].run.rows[number].result.auc.value for table in tables] for arm in range(len(names))]
+        rows.append([row.title, *(_mean(values) for values in aucs)])
+    drops = []
+    for place, arm in enumerate(tables[0].private):
+        found = [_drop(table.vanilla, table.private[place]).auc_difference for table in tables]
+        difference = questions.Difference("Vanilla", arm.title, tuple(found))
+        drops.append([arm.title, *(markdown.percent(one, "+") for one in found), *questions.mean_cell(difference)])
+    labels = [f"seed {table.vanilla.run.config['seed']}" for table in tables]
+    return "\n".join(
+        [
+            f"### AUC over {len(tables)} seeds of training and split\n",
+            "Means in per cent with t-intervals over models.\n",
+            markdown.table(["", *names], rows),
+            "Vanilla's AUC minus the arm's, for the attack that is the arm's best on its calibration half, paired on "
+            "the same images:\n",
+            markdown.table(["", *labels, f"mean of {len(tables)} models"], drops),
+            questions.claim(len(tables)),
+        ]
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    mean = questions.over_models(values)
+    return "" if mean is None else markdown.percent(mean)
+
+
+def _seed_section(table: DpTable, page: pathlib.Path | None) -> str:
+    return "\n".join(
+        [
+            f"### {table.vanilla.run.name}, seed {table.vanilla.run.config['seed']}\n",
+            to_markdown(table),
+            _summary(table),
+            verdict(table),
+            origins(table, page),
+        ]
+    )
+
+
+def origins(table: DpTable, page: pathlib.Path | None) -> str:
+    """Where each arm's numbers come from: model, noises, queries, score tables and frozen settings."""
+    header = ["", "model", "seed of noises and probes", "AUC of Loss's noise alone", "queries made", "score tables"]
+    lines, settings = [], []
+    for arm in table.arms:
+        run = arm.run
+        tables = headings.where(run.directory, page) if page else "`attack/calibration`, `attack/test`"
+        lines.append(
+            [
+                arm.title,
+                f"`{run.results.fingerprints['model'][:16]}`",
+                str(run.results.seed),
+                markdown.percent(noise_alone(run)),
+                f"{run.results.queries_made:,}",
+                tables,
+            ]
+        )
+        settings.append(f"- Frozen settings, {arm.title}: {headings.settings(run)}.\n")
+    data = table.vanilla.run.results.fingerprints
+    halves = f"calibration half `{data['calibration_data'][:16]}`, test half `{data['test_data'][:16]}`"
+    return "\n".join([markdown.table(header, lines), f"- Data: {halves}.\n" + "".join(settings)])
+
+
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return tables.markdown_lines([lines[0], ["---"] * len(lines[0]), *lines[1:]])
+    return markdown.table(lines[0], lines[1:])
 
 
 def _duration(stage: JsonObject | None) -> str:

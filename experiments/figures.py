@@ -2,6 +2,7 @@
 
     python -m experiments.figures --output=out/figures                       all that a laptop can make, on the digits
     python -m experiments.figures --output=out/figures --runs=W1/attack,...  those of finished attack runs
+    python -m experiments.figures --output=out/figures --model               those that ask the digits model itself
 
 Without `--runs` it makes the synthetic studies, attacks the digits model by `configs/digits_figures.py` (the run is
 kept in OUTPUT/digits and continued if it was interrupted), draws that run, and measures what needs the model itself.
@@ -43,20 +44,21 @@ def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
             synthetic.save_study(output, name, compute(runs), draw)
 
 
-def draw_model(config: ConfigDict, workdir: pathlib.Path, run: Run, output: pathlib.Path) -> None:
-    """The figures that ask the model, on the halves of a run.
+def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) -> None:
+    """The figures that ask the model, on the halves that an attack with the config would have.
 
     Args:
-      config: the run's, with a section `figures`.
-      workdir: where the run and its model are.
-      run: made from that config in that workdir.
+      config: with a section `figures`.
+      workdir: where the model is, if it is not a shipped one.
       output: where the figures go.
     """
+    output.mkdir(parents=True, exist_ok=True)
     study = open_study(config, workdir)
+    halves = attack.halves_of(config, study)
     denoiser = attack.load_model(config, workdir, study)
     shape, section = denoiser.image_shape, config.figures
-    calibration = model_figures.read_half(study, run.halves.calibration, shape)
-    test = model_figures.read_half(study, run.halves.test, shape)
+    calibration = model_figures.read_half(study, halves.calibration, shape)
+    test = model_figures.read_half(study, halves.test, shape)
     train = model_figures.read_images(study, study.split.member, shape)
     effect = model_figures.norm_effect(denoiser, calibration, test, section.p, section.norm_timesteps)
     few = model_figures.Sides(test.member[: section.gap_images], test.heldout[: section.gap_images])
@@ -73,21 +75,25 @@ def draw_all(output: pathlib.Path, variant: str = "laptop") -> None:
     attack.run(config, workdir, f"experiments/configs/digits_figures.py:{variant}")
     run = read_run(workdir / "attack")
     draw_runs([run], output)
-    draw_model(config, workdir, run, output)
+    draw_model(config, workdir, output)
 
 
 if __name__ == "__main__":
     _OUTPUT = flags.DEFINE_string("output", "out/figures", "where figures and numbers go")
     _RUNS = flags.DEFINE_list("runs", [], "run directories: W/attack, separated by commas")
+    _MODEL = flags.DEFINE_bool("model", False, "only what asks the digits model itself: norm_effect and ideal_gap")
 
     def _main(argv: list[str]) -> None:
         del argv
         logging.set_verbosity(logging.WARNING)
         try:
-            if _RUNS.value:
-                draw_runs([read_run(run) for run in _RUNS.value], pathlib.Path(_OUTPUT.value))
+            output = pathlib.Path(_OUTPUT.value)
+            if _MODEL.value:
+                draw_model(digits_figures.get_config(), output, output)
+            elif _RUNS.value:
+                draw_runs([read_run(run) for run in _RUNS.value], output)
             else:
-                draw_all(pathlib.Path(_OUTPUT.value))
+                draw_all(output)
         except ValueError as error:
             sys.exit(f"error: {error}")
 

@@ -3,6 +3,8 @@
 On one host nothing is needed. On a cluster that JAX knows (Slurm, Open MPI, Kubernetes, Cloud TPU) start one process
 per host with `--distributed`; elsewhere also give `--coordinator=HOST:PORT --num_processes=N --process_id=I`. All
 processes must see the same workdir.
+
+With `--seeds=0,1,2` a study of several models runs one after the other (see `experiments.seeds`).
 """
 
 from collections.abc import Callable
@@ -12,14 +14,21 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
+from experiments.seeds import seeded
+
 Main = Callable[[ConfigDict, str, str], None]
 
 
-def launch(main: Main, config_file: str) -> None:
+def launch(main: Main, config_file: str, *, many: bool = False) -> None:
     """Parse the command line and call `main(config, workdir, config_file)`; bad input and a full disk end in one line.
 
     Flags are defined here and not when a module is imported, so that programs and tests can import several experiments:
     flag names are global.
+
+    Args:
+      main: the experiment.
+      config_file: for the help text.
+      many: whether it takes `--seeds`.
     """
     config = config_flags.DEFINE_config_file("config", help_string=f"{config_file}[:variant]")
     workdir = flags.DEFINE_string("workdir", None, "where everything that is made goes", required=True)
@@ -27,6 +36,7 @@ def launch(main: Main, config_file: str) -> None:
     coordinator = flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process")
     num_processes = flags.DEFINE_integer("num_processes", None, "how many processes there are")
     process_id = flags.DEFINE_integer("process_id", None, "which of them this is, from 0")
+    seeds = flags.DEFINE_list("seeds", [], "a model for each, in WORKDIR/seed_N") if many else None
     flags.mark_flag_as_required("config")
 
     def run(argv: list[str]) -> None:
@@ -36,7 +46,9 @@ def launch(main: Main, config_file: str) -> None:
         if distributed.value:
             jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
         try:
-            main(config.value, workdir.value, config_flags.get_config_filename(flags.FLAGS["config"]))
+            file = config_flags.get_config_filename(flags.FLAGS["config"])
+            for one in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
+                main(one.config, str(one.workdir), file)
         except (ValueError, OSError) as error:
             raise SystemExit(f"error: {error}") from None
 

@@ -143,6 +143,9 @@ class IdealGap(NamedTuple):
     """A trained network against the ideal denoiser of its own members, over t; "member" and "heldout" images.
 
     With d values per image, ε_θ the network and ε* the ideal:
+      model: fingerprint of the network.
+      images: how many of each side.
+      train: how many training images the ideal knows.
       noised_error: RMS of (ε_θ - ε*) per value at x_t = √ᾱ x + σ·noise, members: the root of the loss in excess of the
         least that is possible.
       image_error: the same at g = √ᾱ x, where DIME asks, by side.
@@ -151,6 +154,9 @@ class IdealGap(NamedTuple):
         None where the ideal's value is the same for all.
     """
 
+    model: str
+    images: int
+    train: int
     t: list[int]
     noised_error: list[float]
     image_error: dict[str, list[float]]
@@ -174,6 +180,9 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: Sides, timesteps: S
     sides = {"member": is_member, "heldout": ~is_member}
     rng = np.random.default_rng(seed)
     gap = IdealGap(
+        denoiser.fingerprint,
+        len(images.member),
+        len(train),
         list(timesteps),
         [],
         {side: [] for side in sides},

@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dime_jax import calibration, metrics
+from dime_jax import metrics
 from dime_jax.attacks import get_attack
 from dime_jax.report import figures
-from dime_jax.scoring import planning, score_table
+from dime_jax.scoring import planning
+from experiments import cross_fit
 from experiments.runs import Row, Run
 
 # One look per attack in every figure, so that a reader learns it once.
@@ -96,8 +97,8 @@ class Stability(NamedTuple):
 def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[Stability]:
     """How an attack's AUC depends on the timestep (paper, Figure stability), DIME at its largest tier.
 
-    The test half was only asked at the frozen timestep, so the calibration half is cut in two: at each t, everything
-    but t is chosen on the one part and measured on the other, both ways, and the two AUCs are averaged.
+    The test half was only asked at the frozen timestep, so at each t everything but t is chosen and measured on parts
+    of the calibration half (see `cross_fit`).
 
     Args:
       runs: a panel each.
@@ -109,33 +110,15 @@ def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", 
 
 
 def _curve(run: Run, name: str) -> dict[int, float]:
-    table, member, every_job = run.calibration_half()
-    jobs = [job for job in every_job if job.attack.name == name]
+    half = run.calibration_half()
+    jobs = [job for job in half.jobs if job.attack.name == name]
     largest = max(job.setting.get("q", 1) for job in jobs)
     by_time: dict[int, list[planning.Job]] = {}
     for job in jobs:
         if job.setting.get("q", 1) == largest:
             by_time.setdefault(int(job.setting["t"]), []).append(job)
-    rng = np.random.default_rng(run.results.seed)
-    first = np.zeros(len(member), bool)
-    for side in (member, ~member):
-        first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
-    return {t: _cross_fitted(table, by_time[t], member, first) for t in sorted(by_time)}
-
-
-def _cross_fitted(
-    table: score_table.ScoreTable, jobs: Sequence[planning.Job], member: np.ndarray, first: np.ndarray
-) -> float:
-    terms = [table.terms(job) for job in jobs]
-    usable = np.all([np.isfinite(columns).all(axis=0) for columns in terms], axis=0)
-    aucs = []
-    for chooses in (first & usable, ~first & usable):
-        pairs = [calibration.TermPair(c[:, chooses & member], c[:, chooses & ~member]) for c in terms]
-        frozen = calibration.calibrate(jobs[0].attack, table.schedule, [job.setting for job in jobs], pairs)
-        chosen = terms[[job.setting for job in jobs].index(frozen.setting)]
-        other = usable & ~chooses
-        aucs.append(metrics.auc(frozen.score(chosen[:, other & member]), frozen.score(chosen[:, other & ~member])))
-    return float(np.mean(aucs))
+    parts = cross_fit.cut(half, run)
+    return {t: cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
 
 
 def draw_stability(numbers: Sequence[Stability]) -> Figure:

@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,11 @@ from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
 from dime_jax.data import Halves, Split
-from dime_jax.evaluation import Evaluation, ResultRow
+from dime_jax.evaluation import ResultRow
+from dime_jax.findings.frozen import without_crowding
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import planning, score_table
+from experiments import images_alone, seeds
 from experiments.attack import CONFIG_FILE, SOURCES
 
 # What a config leaves open, and how it runs: of no influence on which setting a run is.
@@ -56,7 +58,9 @@ class Row(NamedTuple):
       q: its query tier, None for attacks of fixed cost.
       calibration: what was frozen.
       result: its row of the results.
-      scores: of every image of the test half [n], lower for members; NaN where the model had no finite answer.
+      scores: of every image of the test half [n], in the order of their positions, lower for members; NaN where the
+        model had no finite answer.
+      level: the same without the crowding term, at the same setting; None for attacks that have none.
     """
 
     attack: str
@@ -64,6 +68,7 @@ class Row(NamedTuple):
     calibration: Calibration
     result: ResultRow
     scores: np.ndarray
+    level: np.ndarray | None = None
 
     @property
     def queries(self) -> int:
@@ -110,7 +115,7 @@ class Run(NamedTuple):
     rows: tuple[Row, ...]
     member: np.ndarray
     halves: Halves
-    results: Evaluation
+    results: images_alone.StudyResults
 
     @property
     def name(self) -> str:
@@ -152,20 +157,32 @@ class Run(NamedTuple):
         jobs = tuple(pipeline.read_jobs(self.directory))
         return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
 
-    def overrides(self) -> JsonObject:
-        """Values of the config that differ from its file's."""
+    def overrides(self, seed: int | None = None) -> JsonObject:
+        """Values of the config that differ from its file's, or from what `--seeds` makes of that."""
         default = _get_config(self.study)(self.variant)
+        if seed is not None:
+            default = seeds.with_seed(default, seed)
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
+
+    def config_now(self) -> ConfigDict:
+        """The run's config as one of this version: values that it did not know are the file's."""
+        config = _get_config(self.study)(self.variant).unlock()
+        config.update(ConfigDict(self.config))
+        return config
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the run is what its config file says, up to where things lie."""
         return not self.overrides().keys() - _NEUTRAL
 
-    def commands(self) -> list[str]:
-        """What to type to repeat the run."""
-        changed = config_flags(self.overrides())
+    def row(self, attack: str, q: int | None) -> Row | None:
+        """The row of an attack at a tier; None if the run does not have it."""
+        return next((row for row in self.rows if (row.attack, row.q) == (attack, q)), None)
+
+    def commands(self, flags: str | None = None) -> list[str]:
+        """What to type to repeat the run, with these flags or else with those that give its config."""
+        changed = config_flags(self.overrides()) if flags is None else flags
         colon = f":{self.variant}" if self.variant else ""
         programs = ["latent_study" if self.config["attack"]["model"] == "pipeline" else "attack"]
         if self.config["attack"]["model"] == "trained":
@@ -174,6 +191,40 @@ class Run(NamedTuple):
             f"python -m experiments.{program} --config={self.config_file}{colon} --workdir=W {changed}".rstrip()
             for program in programs
         ]
+
+
+class RunSet(NamedTuple):
+    """The runs of one study: the same config, a model for each seed."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """Stands for what is the same in all."""
+        return self.runs[0]
+
+    @property
+    def labels(self) -> list[str]:
+        """What the models are called: by their seeds."""
+        return [f"seed {_seed(run)}" for run in self.runs]
+
+    def commands(self) -> list[str]:
+        """What to type to repeat all runs: with `--seeds`, if these made them."""
+        if len(self.runs) > 1:
+            changed = [run.overrides(_seed(run)) for run in self.runs]
+            if all(one == changed[0] for one in changed) and not changed[0].keys() & set(seeds.FIELDS):
+                numbers = ",".join(str(_seed(run)) for run in self.runs)
+                return self.first.commands(f"--seeds={numbers} {config_flags(changed[0])}")
+        return [command for run in self.runs for command in run.commands()]
+
+
+def group_runs(runs: Sequence[Run]) -> list[RunSet]:
+    """The studies that finished runs belong to: those that differ in their seeds alone are one. In their order."""
+    sets: dict[str, list[Run]] = {}
+    for run in runs:
+        rest = {name: value for name, value in run.overrides().items() if name not in seeds.FIELDS}
+        sets.setdefault(json.dumps([run.name, rest]), []).append(run)
+    return [RunSet(tuple(sorted(same, key=_seed))) for same in sets.values()]
 
 
 def read_run(directory: str | os.PathLike[str]) -> Run:
@@ -187,22 +238,27 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
-    results, frozen = pipeline.evaluation(directory), pipeline.read_calibrations(directory)
-    asked = pipeline.asked_labels(directory)
+    results, frozen = images_alone.results(directory), pipeline.read_calibrations(directory)
+    asked, index = pipeline.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,
         study,
         variant,
         _with_budgets(record["config"]),
         tuple(
-            Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, test.index))
+            Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, index), _level(test, one, index))
             for one, row in zip(frozen, results.results)
             if one.label in asked
         ),
-        np.isin(test.index, halves.test.member),
+        np.isin(index, halves.test.member),
         halves,
         results,
     )
+
+
+def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
+    alone = without_crowding(frozen)
+    return None if alone is None else pipeline.frozen_scores(test, alone, index)
 
 
 def _with_budgets(config: JsonObject) -> JsonObject:
@@ -218,6 +274,11 @@ def _get_config(study: str) -> Callable[[str], ConfigDict]:
         return importlib.import_module(f"experiments.configs.{study}").get_config
     except ModuleNotFoundError:
         raise ValueError(f"no config experiments/configs/{study}.py, with which the run says it was made") from None
+
+
+def _seed(run: Run) -> int:
+    """Of the training, or of the draws where nothing was trained."""
+    return run.config.get("train", {}).get("recipe", run.config)["seed"]
 
 
 def _tier(frozen: Calibration) -> int | None:

@@ -83,6 +83,7 @@ def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
     if not kept.exists():
         config = digits.get_config().unlock()
         config.train.recipe.steps = updates
+        config.train.snapshot_every = 0  # they are kept here, with split and log
         shutil.copytree(train.run(config.lock(), workdir), kept)
     return kept
 

@@ -287,7 +287,9 @@ class Curve(NamedTuple):
 class Panel(NamedTuple):
     """All methods for n training points and q queries.
 
-    auc_lead: AUC of DIME minus that of SimA-MC on the same queries, per noise level, with its paired interval;
+    auc_lead: AUC of DIME minus that of SimA-MC on the same queries, per noise level, with its paired interval. Both
+      take l2 norms, so the latter is DIME's own level, and the lead is what crowding adds;
+    gaussian_lead: the same, minus SimA-MC on its own Gaussian queries;
     lead_noise_correlation: Spearman's, between that lead and σ; None if the lead does not vary.
     """
 
@@ -299,6 +301,7 @@ class Panel(NamedTuple):
     curves: dict[str, Curve]
     mean_auc: dict[str, float]
     auc_lead: list[dj.metrics.Estimate]
+    gaussian_lead: list[dj.metrics.Estimate]
     lead_noise_correlation: float | None
 
 
@@ -415,7 +418,7 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
     """
     schedule, timesteps = dj.linear_schedule(), list(config.attack.timesteps)
     outcomes: dict[str, list[calibration.Outcome]] = {method: [] for method in METHODS}
-    leads = []
+    leads: dict[str, list[dj.metrics.Estimate]] = {"sima_mc_shared": [], "sima_mc_gaussian": []}
     for level, t in enumerate(timesteps):
         scores = {}
         for method in METHODS:
@@ -425,9 +428,10 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
             frozen = calibration.calibrate(attack, schedule, [setting], [chooses])
             outcomes[method].append(calibration.evaluate(frozen, tests, seed=config.seed))
             scores[method] = (frozen.score(tests.member), frozen.score(tests.heldout))
-        leads.append(dj.metrics.compare(scores["dime"], scores["sima_mc_shared"], fprs=()).auc_difference)
+        for rival, found in leads.items():
+            found.append(dj.metrics.compare(scores["dime"], scores[rival], fprs=()).auc_difference)
     sigma = schedule.sigma_table[timesteps]
-    lead = [estimate.value for estimate in leads]
+    lead = [estimate.value for estimate in leads["sima_mc_shared"]]
     return Panel(
         n,
         q,
@@ -444,9 +448,15 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
             for method, rows in outcomes.items()
         },
         {method: float(np.mean([row.metrics.auc.value for row in rows])) for method, rows in outcomes.items()},
-        leads,
-        float(stats.spearmanr(lead, sigma).statistic) if np.ptp(lead) > 0 else None,
+        leads["sima_mc_shared"],
+        leads["sima_mc_gaussian"],
+        noise_correlation(lead, sigma.tolist()),
     )
+
+
+def noise_correlation(lead: Sequence[float], sigma: Sequence[float]) -> float | None:
+    """Spearman's, between a lead and the noise; None if the lead does not vary."""
+    return float(stats.spearmanr(lead, sigma).statistic) if np.ptp(lead) > 0 else None
 
 
 class AttackStudy(NamedTuple):

@@ -1,11 +1,12 @@
 """The paper's tables from score tables alone, as Markdown, LaTeX and CSV, with the paper's own values beside ours.
 
-    python -m experiments.tables --runs=W1/attack,W2/attack --output=out/tables [--results=docs/RESULTS.md]
-      [--dp_studies=W3]
+    python -m experiments.tables --runs=W1/attack,W2/attack --output=out/tables
+    python -m experiments.tables --kept=docs/results --results=docs/RESULTS.md    every run kept there, as one page
 
 One table per run, with intervals; the paper's value stands beside ours only where the run is its setting, and each of
 DIME's variants is compared with the best baseline that makes no more queries: the best on the calibration half, so that
-the choice is not made on the images of the comparison.
+the choice is not made on the images of the comparison. Runs that differ in their seeds alone are one study, for which
+the paper's three questions are answered over all its models (`experiments.questions`).
 """
 
 import csv
@@ -13,29 +14,14 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from absl import app, flags
 
 from dime_jax import metrics
-from experiments import paper_values
-from experiments.runs import Row, Run, read_run
-
-METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
-TITLES = {
-    "cifar10": "Table 1, CIFAR-10",
-    "cifar100": "Table 1, CIFAR-100",
-    "stl10u": "Table 1, STL10-U",
-    "celeba": "Table 1, CelebA",
-    "imagenet256": "Table 2, ImageNet",
-    "dp_celeba": "Table 3, CelebA under DP-SGD",
-    "digits": "Digits",
-    "latent_digits": "A latent model of digits with captions",
-}
-# Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images, for
-# DP-SGD two recipes.
-PAPER_VARIANTS = {"imagenet256": "as_published", "dp_celeba": "as_published"}
+from experiments import headings, images_alone, markdown, paper_values, questions
+from experiments.runs import Row, Run, RunSet, group_runs, read_run
 
 
 class Lead(NamedTuple):
@@ -66,16 +52,10 @@ class Table(NamedTuple):
 def make_table(run: Run) -> Table:
     """The table of a run."""
     epsilon = run.config.get("dp", {}).get("epsilon")
-    paper = paper_values.published(run.study, epsilon) if is_papers_setting(run) else {}
+    paper = paper_values.published(run.study, epsilon) if headings.is_papers_setting(run) else {}
     lines = tuple(TableLine(row, paper.get((row.attack, row.q)), lead(run, row)) for row in run.rows)
-    kind = TITLES.get(run.study, run.study)
     privacy = "" if epsilon is None else f", ε = {epsilon:g}"
-    return Table(run, f"{kind}{privacy} ({run.name})", lines)
-
-
-def is_papers_setting(run: Run) -> bool:
-    """Whether the paper's values belong beside this run's."""
-    return run.variant == PAPER_VARIANTS.get(run.study, "paper") and run.is_unchanged
+    return Table(run, f"{headings.heading(run, headings.is_papers_setting(run))}{privacy} ({run.name})", lines)
 
 
 def lead(run: Run, row: Row) -> Lead | None:
@@ -94,16 +74,16 @@ def lead(run: Run, row: Row) -> Lead | None:
 
 def to_markdown(table: Table) -> str:
     """Rates in per cent with 95 % intervals, the paper's value in italics below ours where the setting is the same."""
-    header = ["method", "queries", *METRICS.values(), "s / image", "AUC against the best baseline", "p"]
+    header = ["method", "queries", *headings.METRICS.values(), "s / image", "AUC against the best baseline", "p"]
     aligned = ["---", "---:", "---:", "---:", "---:", "---:", "---", "---:"]
     lines = [header, aligned]
     for line in table.lines:
-        cells = [_cell(line, name, "{}<br>*paper {:.2f}*") for name in METRICS]
+        cells = [_cell(line, name, "{}<br>*paper {:.2f}*") for name in headings.METRICS]
         ahead = ["", ""]
         if line.lead is not None:
-            ahead = [f"{percent(line.lead.auc, '+')} {line.lead.baseline.title}", _p_value(line.lead.p_value)]
+            ahead = [f"{markdown.percent(line.lead.auc, '+')} {line.lead.baseline.title}", _p_value(line.lead.p_value)]
         lines.append([line.row.title, str(line.row.queries), *cells, _seconds(line.row), *ahead])
-    return markdown_lines(lines)
+    return markdown.markdown_lines(lines)
 
 
 def to_latex(table: Table) -> str:
@@ -118,10 +98,10 @@ def to_latex(table: Table) -> str:
     for before, line in zip((None, *table.lines), table.lines):
         if before is not None and before.row.is_baseline != line.row.is_baseline:
             lines.append(r"\midrule")
-        cells = [_cell(line, name, "{} ({:.2f})") for name in METRICS]
+        cells = [_cell(line, name, "{} ({:.2f})") for name in headings.METRICS]
         ahead = ["", ""]
         if line.lead is not None:
-            ahead = [f"{percent(line.lead.auc, '+')}, {line.lead.baseline.title}", _p_value(line.lead.p_value)]
+            ahead = [f"{markdown.percent(line.lead.auc, '+')}, {line.lead.baseline.title}", _p_value(line.lead.p_value)]
         row = [line.row.title, str(line.row.queries), *cells, _seconds(line.row), *ahead]
         lines.append(" & ".join(_escaped(cell) for cell in row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -148,9 +128,9 @@ def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
         "q": "" if row.q is None else row.q,
         "queries_per_image": row.queries,
         "seconds_per_image": result.seconds_per_image,
-        "setting": " ".join(f"{name}={value:g}" for name, value in result.setting.items()),
+        "setting": headings.setting(row),
     }
-    for name in METRICS:
+    for name in headings.METRICS:
         record |= {
             name if key == "value" else f"{name}_{key}": number
             for key, number in getattr(result, name)._asdict().items()
@@ -167,23 +147,8 @@ def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
 
 def _cell(line: TableLine, name: str, with_paper: str) -> str:
     """Our value with its interval, and the paper's where there is one, as `with_paper` puts them together."""
-    ours = percent(line.row.estimate(name))
+    ours = markdown.percent(line.row.estimate(name))
     return ours if line.paper is None else with_paper.format(ours, getattr(line.paper, name))
-
-
-def percent(estimate: metrics.Estimate, sign: str = "") -> str:
-    """A fraction and its interval in per cent; "+" as `sign` shows the sign of positive numbers too."""
-    return f"{100 * estimate.value:{sign}.1f} [{100 * estimate.low:{sign}.1f}, {100 * estimate.high:{sign}.1f}]"
-
-
-def markdown_lines(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table from its cells, of which the second line aligns the columns."""
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def facts_list(facts: Mapping[str, object]) -> str:
-    """A Markdown list of what was done, by its names."""
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
 def _p_value(p: float) -> str:
@@ -204,67 +169,89 @@ def _escaped(text: str) -> str:
 
 _PREAMBLE = """# Results
 
-<!-- Written by `python -m experiments.tables --results=docs/RESULTS.md`; changes by hand will be lost. -->
+<!-- Written by `make results` (`python -m experiments.tables --kept=docs/results --results=docs/RESULTS.md`);
+changes by hand will be lost. -->
 
-Every number is computed from the score tables of the run that is named above its table. Rates are of the test half, in
-per cent, with 95 % intervals; settings, angles and thresholds were chosen on the calibration half. "AUC against the
-best baseline" is the difference to the baseline with the best calibration AUC among those that make no more queries,
-with DeLong's paired interval and p-value (not corrected for the number of rows). Seconds are those of the run, on its
-machine. How our attacks relate to the paper's text and to published code: [REPRODUCTION.md](REPRODUCTION.md).
+Every number is computed from the score tables of the run that is named with it. Rates are of the test half, in per
+cent, with 95 % intervals; settings, angles and thresholds were chosen on the calibration half. A study is a set of
+models, one for each seed, which differ in training and split. Intervals and p-values of a single run are about images:
+they say what other images would have shown of *that* model. What other models would have shown is told by the mean over
+models and its t-interval, and no significance is claimed below five of them.
+
+"AUC against the best baseline" is the difference to the baseline with the best calibration AUC among those that make no
+more queries, with DeLong's paired interval and p-value (not corrected for the number of rows). Seconds are those of the
+run, on its machine. How our attacks relate to the paper's text and to published code:
+[REPRODUCTION.md](REPRODUCTION.md).
 """
 
 
-_OUR_MODEL = "A small-scale study of a model that we trained ourselves, not of a published one.\n"
+_OUR_MODEL = "A small-scale study of models that we trained ourselves, not of a published one.\n"
 
 
 def results_page(tables: Sequence[Table], page: pathlib.Path) -> str:
     """The page of all tables, each with what it takes to make it again.
 
     Args:
-      tables: in the order of the page.
+      tables: in the order of the page; those of one study stand together.
       page: where it will be written, for links from there.
     """
-    return "\n".join([_PREAMBLE] + [_section(table, page) for table in tables])
+    of_run = {table.run.directory: table for table in tables}
+    studies = group_runs([table.run for table in tables])
+    return "\n".join(
+        [_PREAMBLE] + [_study_section(study, [of_run[run.directory] for run in study.runs], page) for study in studies]
+    )
 
 
-def _section(table: Table, page: pathlib.Path) -> str:
-    run, attack, prints = table.run, table.run.config["attack"], table.run.results.fingerprints
+def _study_section(study: RunSet, tables: Sequence[Table], page: pathlib.Path) -> str:
+    run = study.first
     facts = {
         "config": f"`{run.config_file}`" + (f", variant `{run.variant}`" if run.variant else ""),
-        "seed": run.config["seed"],
-        "model": f"`{attack['model']}`, fingerprint `{prints['model'][:16]}`",
-        "data": f"calibration half `{prints['calibration_data'][:16]}`, test half `{prints['test_data'][:16]}`",
-        "members + held-out images": run.image_counts,
-        "queries made": f"{run.results.queries_made:,}",
+        "models": f"{len(study.runs)} ({', '.join(study.labels)})",
+        "members + held-out images of each": run.image_counts,
         "precision": run.results.precision,
-        "score tables": _where(run.directory, page),
     }
-    commands = "\n".join(run.commands())
-    ours = [_OUR_MODEL] if attack["model"] in ("trained", "pipeline") and run.variant != "paper" else []
-    settings = "; ".join(f"{line.row.title}: {_record(run, line)['setting']}" for line in table.lines)
+    commands = "\n".join(study.commands())
+    ours = run.config["attack"]["model"] in ("trained", "pipeline") and not headings.is_papers_setting(run)
     return "\n".join(
         [
-            f"## {table.title}\n",
-            *ours,
-            facts_list(facts),
+            f"## {tables[0].title}\n",
+            *([_OUR_MODEL] if ours else []),
+            markdown.facts_list(facts),
             f"\n```\n{commands}\n```\n",
-            to_markdown(table),
-            f"Frozen settings: {settings}.\n",
+            f"### The paper's questions, {run.name}\n",
+            questions.to_markdown(study),
+            *(_section(table, label, page) for table, label in zip(tables, study.labels)),
         ]
     )
 
 
-def _where(directory: pathlib.Path, page: pathlib.Path) -> str:
-    """A link if the run lies near the page, else where the commands put it."""
-    beside = page.resolve().parent
-    if directory.resolve().is_relative_to(beside):
-        path = directory.resolve().relative_to(beside).as_posix()
-        return f"[calibration]({path}/calibration), [test]({path}/test)"
-    return "`W/attack/calibration`, `W/attack/test`"
+def _section(table: Table, label: str, page: pathlib.Path) -> str:
+    run, prints = table.run, table.run.results.fingerprints
+    facts = {
+        "seed": f"{run.config['seed']}, of split and training {label.removeprefix('seed ')}",
+        "model": f"`{run.config['attack']['model']}`, fingerprint `{prints['model'][:16]}`",
+        "data": f"calibration half `{prints['calibration_data'][:16]}`, test half `{prints['test_data'][:16]}`",
+        "queries made": f"{run.results.queries_made:,}",
+        "without the model": images_alone.describe(run.results),
+        "score tables": headings.where(run.directory, page),
+    }
+    return "\n".join(
+        [
+            f"### {run.name}, {label}\n",
+            markdown.facts_list(facts),
+            "",
+            to_markdown(table),
+            f"Frozen settings: {headings.settings(run)}. At an end of their grid of timesteps: "
+            f"{', '.join(headings.at_edge(run)) or 'none'}.\n",
+        ]
+    )
 
 
 def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -> list[Table]:
-    """Read the runs and write STUDY_VARIANT.md and .tex for each, and tables.csv for all, into `output`."""
+    """Read the runs and write STUDY_VARIANT.md and .tex for each, and tables.csv for all, into `output`.
+
+    STUDY_VARIANT_questions.md answers the paper's questions over the models of a study.
+    """
     if not runs:
         raise ValueError("expected at least one run directory, got none")
     tables = [make_table(read_run(run)) for run in runs]
@@ -275,34 +262,41 @@ def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -
     for name, table in zip(names, tables):
         (output / f"{name}.md").write_text(f"# {table.title}\n\n{to_markdown(table)}", encoding="utf-8")
         (output / f"{name}.tex").write_text(to_latex(table), encoding="utf-8")
+    for study in group_runs([table.run for table in tables]):
+        text = f"# The paper's questions, {study.first.name}\n\n{questions.to_markdown(study)}"
+        (output / f"{names[[table.run for table in tables].index(study.first)]}_questions.md").write_text(text)
     (output / "tables.csv").write_text(to_csv(tables), encoding="utf-8")
     return tables
 
 
-def dp_sections(workdirs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """A section of the results page for each study of `experiments.dp_defense`."""
+def dp_sections(workdirs: Sequence[str | os.PathLike[str]], page: pathlib.Path) -> list[str]:
+    """A section of the results page for each study of `experiments.dp_defense`, with all its seeds."""
     from experiments import dp_table  # needs the extra `dp`, which the other tables do not
 
-    return [dp_table.to_section(dp_table.read_table(workdir)) for workdir in workdirs]
+    studies = dp_table.group_tables([dp_table.read_table(workdir) for workdir in workdirs])
+    return [dp_table.to_section(study, page) for study in studies]
 
 
 if __name__ == "__main__":
-    _RUNS = flags.DEFINE_list("runs", None, "run directories: W/attack, separated by commas", required=True)
-    _OUTPUT = flags.DEFINE_string("output", "out/tables", "where the tables go")
-    _RESULTS = flags.DEFINE_string("results", None, "also write this page, such as docs/RESULTS.md")
-    _DP = flags.DEFINE_list("dp_studies", [], "workdirs of experiments.dp_defense, whose tables end the page")
+    _RUNS = flags.DEFINE_list("runs", [], "run directories: W/attack, separated by commas")
+    _OUTPUT = flags.DEFINE_string("output", "out/tables", "where their tables go")
+    _KEPT = flags.DEFINE_string("kept", None, "a folder of finished runs, for --results")
+    _RESULTS = flags.DEFINE_string("results", None, "write this page of all that --kept holds")
 
     def _main(argv: list[str]) -> None:
         del argv
+        from experiments import kept  # which needs this module
+
         try:
-            tables = write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value))
-            studies = dp_sections(_DP.value)
+            if _RESULTS.value:
+                if not _KEPT.value:
+                    raise ValueError("expected --kept=FOLDER with --results")
+                page = pathlib.Path(_RESULTS.value)
+                kept.write_page(pathlib.Path(_KEPT.value), page)
+                return
+            for table in write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value)):
+                print(f"{table.title}\n\n{to_markdown(table)}")
         except ValueError as error:
             sys.exit(f"error: {error}")
-        for table in tables:
-            print(f"{table.title}\n\n{to_markdown(table)}")
-        if _RESULTS.value:
-            page = pathlib.Path(_RESULTS.value)
-            page.write_text("\n".join([results_page(tables, page), *studies]), encoding="utf-8")
 
     app.run(_main)

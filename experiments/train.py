@@ -1,5 +1,7 @@
 """Train a denoiser on the members of a split, into WORKDIR/model; states, log and pictures go to WORKDIR/train.
 
+WORKDIR/snapshots/N is the model after N updates, for `experiments.progress`, where `train.snapshot_every` asks for it.
+
     python -m experiments.train --config=experiments/configs/digits.py --workdir=out/digits
 
 An interrupted run continues when it is started again, and ends with the same weights. `experiments.attack` with the
@@ -29,6 +31,12 @@ def model_spec(config: ConfigDict) -> models.ModelSpec:
     return models.ModelSpec(architecture=_SPECS[kind](image_channels=shape[-1], **fields), image_shape=shape)
 
 
+def training_options(section: ConfigDict) -> training.TrainingOptions:
+    """How `config.train` says that the training is run and written down."""
+    names = ("log_every", "save_every", "sample_every", "snapshot_every")
+    return training.TrainingOptions(**{name: section[name] for name in names})
+
+
 def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
     """Run or finish the training; returns the model directory, which also gets the split and the log."""
     section, workdir = config.train, pathlib.Path(workdir)
@@ -39,9 +47,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
         study.source,
         study.split.member,
         training.TrainingRecipe(**section.recipe),
-        options=training.TrainingOptions(
-            log_every=section.log_every, save_every=section.save_every, sample_every=section.sample_every
-        ),
+        options=training_options(section),
     )
 
     on_first_process(lambda: add_split_and_log(workdir, study.split))
@@ -63,4 +69,4 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
 
 
 if __name__ == "__main__":
-    launch(main, "experiments/configs/digits.py")
+    launch(main, "experiments/configs/digits.py", many=True)

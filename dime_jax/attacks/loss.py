@@ -1,12 +1,23 @@
 """The training loss as a membership score (Matsumoto et al. 2023)."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dime_jax import _validate
-from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Recipe, Setting, asking, images, one_number
+from dime_jax.attacks.base import (
+    BASELINE_GRIDS,
+    Attack,
+    Reading,
+    Recipe,
+    Setting,
+    asking,
+    draw_numbers,
+    images,
+    one_number,
+)
 from dime_jax.attacks.calls import Noisy
 from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Given
@@ -26,6 +37,17 @@ def recipe(setting: Setting) -> Recipe:
     return one_number(Noisy(int(setting["t"]), 0), "loss")
 
 
+def recipe_of_mean(setting: Setting) -> Recipe:
+    """The mean of the losses at the first q noises: one draw's luck averages out, and SimA-MC asks the same queries."""
+    calls = [Noisy(int(setting["t"]), index) for index in draw_numbers(setting)]
+    return Recipe(tuple(Reading(call, "loss") for call in calls), lambda readings: readings.mean(axis=0)[None])
+
+
 _CITATION = "Matsumoto, Miura, Yanai: Membership inference attacks against diffusion models, 2023"
 
-ATTACKS = (Attack("loss", "Loss", _CITATION, recipe=recipe, grids=BASELINE_GRIDS, family="Loss"),)
+_entry = functools.partial(Attack, grids=BASELINE_GRIDS, family="Loss")
+
+ATTACKS = (
+    _entry("loss", "Loss", _CITATION, recipe=recipe),
+    _entry("loss_mc", "Loss (mean)", f"{_CITATION}; mean over draws added here", recipe=recipe_of_mean, tiers=(10, 30)),
+)

@@ -61,15 +61,27 @@ def _thumbnail(source: data.Source, index: int, transform: data.Transform) -> np
 
 def fit_blind_baseline(images: AuditImages, image_shape: tuple[int, ...], split: Split, seed: int) -> Blind:
     """The blind baseline on the test half, or a part of it, and its scores for the paired comparison."""
-    transform = data.transform_for(images.source, image_shape)
-    most = max(20, min(_BLIND_IMAGES, _BLIND_VALUES // int(np.prod(image_shape))))
+    return fit_blind(images.source, images.groups, data.transform_for(images.source, image_shape), split, seed)
+
+
+def fit_blind(source: data.Source, groups: np.ndarray, transform: data.Transform, split: Split, seed: int) -> Blind:
+    """The same for the images of any source.
+
+    Args:
+      source: the images.
+      groups: over the source, images that are never cut between folds, -1 for none.
+      transform: how the model sees them.
+      split: which are compared, or a part of them where they are very many.
+      seed: of folds, and of that part.
+    """
+    most = max(20, min(_BLIND_IMAGES, _BLIND_VALUES // int(np.prod(transform.shape))))
     rng = np.random.default_rng(seed)
     sides = [np.sort(rng.permutation(side)[:most]) for side in (split.member, split.heldout)]
-    (members, readable_members), (heldout, readable_heldout) = (_load(images.source, side, transform) for side in sides)
+    (members, readable_members), (heldout, readable_heldout) = (_load(source, side, transform) for side in sides)
     sides = [sides[0][readable_members], sides[1][readable_heldout]]
-    groups = images.groups[np.concatenate(sides)]
+    own = groups[np.concatenate(sides)]
     try:
-        blind = evidence.blind_baseline(members, heldout, groups=groups if np.any(groups >= 0) else None, seed=seed)
+        blind = evidence.blind_baseline(members, heldout, groups=own if np.any(own >= 0) else None, seed=seed)
     except evidence.GroupsTooLarge as error:
         unknown = f"whether members and held-out images differ without the model could not be checked: {error}"
         return Blind(None, None, (unknown,))

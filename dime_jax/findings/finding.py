@@ -18,6 +18,7 @@ from dime_jax.findings.known_images import (
     find_blind_baseline,
     find_caption_baseline,
     find_comparisons,
+    find_crowding,
     unanswered_warning,
 )
 from dime_jax.findings.record import Record
@@ -72,6 +73,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         headline=_NO_HEADLINE_YET,
         captions=facts.captions,
         caption_baseline=find_caption_baseline(record),
+        crowding=find_crowding(record),
     )
     return Findings(dataclasses.replace(found, headline=wording.headline(found)), rows)
 

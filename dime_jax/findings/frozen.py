@@ -8,6 +8,8 @@ from dime_jax.attacks import Setting
 from dime_jax.calibration import Calibration
 from dime_jax.schedule import NoiseSchedule
 
+_LEVEL_AND_CROWDING = ("dime", "dime_central", "dime_theory")
+
 
 def best_calibrated(frozen: Sequence[Calibration]) -> Calibration:
     """The attack of highest AUC on the calibration half; of equals the one of fewest queries."""
@@ -20,6 +22,19 @@ def by_label(frozen: Sequence[Calibration], wanted: str) -> Calibration:
     if wanted not in labels:
         raise ValueError(f"unknown attack {wanted!r} to decide with; expected one of {', '.join(labels)}")
     return labels[wanted]
+
+
+def without_crowding(frozen: Calibration) -> Calibration | None:
+    """The level B̂² alone, from the same answers at the same setting; None for attacks other than level and crowding."""
+    if frozen.attack not in _LEVEL_AND_CROWDING:
+        return None
+    return frozen._replace(weights=(1.0, 0.0), stats=None, parameters={})
+
+
+def level_only(frozen: Sequence[Calibration], queries: int) -> Calibration | None:
+    """Level only at its own setting, the largest tier of at most so many queries; None if there is none."""
+    tiers = [one for one in frozen if one.attack == "level_only" and one.queries <= queries]
+    return max(tiers, key=lambda one: one.queries, default=None)
 
 
 def frozen_attacks(

@@ -4,14 +4,15 @@ import numpy as np
 
 from dime_jax import evidence, metrics, pipeline
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.calibration import Calibration
 from dime_jax.findings.arrays import BlindScores
 from dime_jax.findings.facts import RoleCounts
-from dime_jax.findings.frozen import best_calibrated
+from dime_jax.findings.frozen import best_calibrated, level_only, without_crowding
 from dime_jax.findings.record import Record, Sides
-from dime_jax.findings.results import BlindFinding, ComparisonRow
+from dime_jax.findings.results import BlindFinding, ComparisonRow, CrowdingEffect
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
-from dime_jax.scoring.score_table import NOT_FINITE
+from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
 
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
 
@@ -25,11 +26,32 @@ def find_comparisons(record: Record) -> tuple[ComparisonRow, ...]:
         if not rivals:
             continue
         rival = best_calibrated(rivals)
-        ours, theirs = _paired(record.scores(dime), record.scores(rival))
-        result = metrics.compare(ours, theirs, seed=record.facts.settings.seed)
+        result = _compare(record, dime, rival)
         tpr_difference = result.tpr_difference_at_fpr[0.01]
         found.append(
             ComparisonRow(budget, dime.label, rival.label, result.auc_difference, result.p_value, tpr_difference)
+        )
+    return tuple(found)
+
+
+def find_crowding(record: Record) -> tuple[CrowdingEffect, ...]:
+    """At each of DIME's budgets: with crowding against without, at the same setting and each at its own."""
+    found = []
+    for dime in (one for one in record.calibrations if one.attack == "dime"):
+        level, alone = without_crowding(dime), level_only(record.calibrations, dime.queries)
+        assert level is not None
+        same = _compare(record, dime, level)
+        own = None if alone is None else _compare(record, dime, alone)
+        found.append(
+            CrowdingEffect(
+                dime=dime.label,
+                weight=dime.weights[1],
+                same_setting=same.auc_difference,
+                same_setting_p=same.p_value,
+                level=None if alone is None else alone.label,
+                own_setting=None if own is None else own.auc_difference,
+                own_setting_p=None if own is None else own.p_value,
+            )
         )
     return tuple(found)
 
@@ -47,9 +69,19 @@ def find_caption_baseline(record: Record) -> BlindFinding | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
-    scores = (
-        pipeline.frozen_scores(record.reference.table, record.decider, side) for side in (arrays.member, arrays.heldout)
-    )
+    return beside(record.reference.table, record.decider, arrays, auc)
+
+
+def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate) -> BlindFinding:
+    """A classifier that never saw the model, beside a frozen attack on the same images.
+
+    Args:
+      table: of the test half.
+      frozen: the attack.
+      arrays: the classifier's scores.
+      auc: of the classifier.
+    """
+    scores = (pipeline.frozen_scores(table, frozen, side) for side in (arrays.member, arrays.heldout))
     attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
     gap = evidence.gap_over_blind(*attack, *blind)
     return BlindFinding(
@@ -95,6 +127,12 @@ def unanswered_warning(counts: RoleCounts) -> list[str]:
     )
     named = ", ".join(f"{count} {what}" for count, what in words if count)
     return [f"the model gave no finite answer for {named}: they were left out"] if named else []
+
+
+def _compare(record: Record, first: Calibration, second: Calibration) -> metrics.Comparison:
+    """Two frozen attacks on the test half, on the images that both have scores for."""
+    ours, theirs = _paired(record.scores(first), record.scores(second))
+    return metrics.compare(ours, theirs, seed=record.facts.settings.seed)
 
 
 def _paired(*attacks: Sides) -> list[Sides]:

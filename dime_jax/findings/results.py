@@ -64,6 +64,29 @@ class ComparisonRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class CrowdingEffect:
+    """What the crowding term adds to the level: DIME's AUC minus level-only's, paired on the test half.
+
+    Attributes:
+      dime: "attack@queries".
+      weight: of crowding in DIME's score, sin φ; 0 where calibration gave it none.
+      same_setting: against the level alone from the same answers, at the setting that was chosen for DIME.
+      same_setting_p: for no difference.
+      level: level-only at no more queries, as "attack@queries"; None if it was not asked for.
+      own_setting: against that, each at the setting that was chosen for it.
+      own_setting_p: for no difference.
+    """
+
+    dime: str
+    weight: float
+    same_setting: Estimate
+    same_setting_p: float
+    level: str | None = None
+    own_setting: Estimate | None = None
+    own_setting_p: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class BlindFinding:
     """A classifier that never saw the model, and what the attack has over it.
 
@@ -153,6 +176,7 @@ class AuditFindings(Evaluation):
     Attributes:
       decided_by: the attack behind the verdicts.
       comparisons: DIME against the best baseline, at each of its budgets.
+      crowding: what the crowding term adds, at each of DIME's budgets.
       blind_baseline: None without known members, or where none could be fitted.
       captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
       caption_baseline: a classifier that saw the captions alone, where the model was asked with them.
@@ -181,6 +205,7 @@ class AuditFindings(Evaluation):
     headline: Headline
     captions: Absent[str] = None
     caption_baseline: Absent[BlindFinding] = None
+    crowding: tuple[CrowdingEffect, ...] = ()
 
     @property
     def deciding_row(self) -> ResultRow | None:

@@ -5,6 +5,7 @@
     WORKDIR/train/metrics.jsonl   one line per `log_every` updates: step, loss, images_per_second
     WORKDIR/train/loss.png, samples_STEP.png
     WORKDIR/model                 the model directory, when all updates are made
+    WORKDIR/snapshots/STEP        the same after fewer updates, every `snapshot_every`
 
 Killed anywhere and started again, a run ends with the same weights to the bit on the same devices, and about the same
 on others. (The loop is not a `lax.scan`: on CPUs gradients of convolutions are many times slower inside one.)
@@ -30,6 +31,8 @@ from dime_jax.training.recipe import TrainingRecipe
 from dime_jax.training.records import Log, draw_loss, draw_samples
 from dime_jax.training.step import TrainState, initial_state, make_step
 
+SNAPSHOTS = "snapshots"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -39,6 +42,8 @@ class TrainingOptions:
       log_every: updates per line of the log.
       save_every: updates between two saved states, a multiple of `log_every`; a kill costs no more than these.
       sample_every: updates between two sheets of samples, a multiple of `log_every`; 0 makes none.
+      snapshot_every: updates between two models that are kept in WORKDIR/snapshots, a multiple of `log_every`; 0 keeps
+        none but the last.
       num_samples: samples in a sheet.
       devices: to train on; all of all processes if None.
       silent: show no progress.
@@ -47,6 +52,7 @@ class TrainingOptions:
     log_every: int = 100
     save_every: int = 1000
     sample_every: int = 0
+    snapshot_every: int = 0
     num_samples: int = 16
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
@@ -55,7 +61,8 @@ class TrainingOptions:
         _validate.check_at_least(self.log_every, 1, "log_every")
         _validate.check_at_least(self.save_every, 1, "save_every")
         _validate.check_at_least(self.sample_every, 0, "sample_every")
-        for name in ("save_every", "sample_every"):
+        _validate.check_at_least(self.snapshot_every, 0, "snapshot_every")
+        for name in ("save_every", "sample_every", "snapshot_every"):
             if getattr(self, name) % self.log_every:
                 raise ValueError(
                     f"expected {name}={getattr(self, name)} to be a multiple of log_every={self.log_every}"
@@ -126,14 +133,20 @@ def train(
                     states.save(number, state, batches.get_state())
                 if is_main and options.sample_every and number % options.sample_every == 0:
                     draw_samples(directory / f"samples_{number:06d}.png", spec, state.variables(), options.num_samples)
+                if is_main and options.snapshot_every and number % options.snapshot_every == 0:
+                    _write_model(workdir / SNAPSHOTS / str(number), spec, state, _metadata(facts, number))
 
     def finish() -> None:
         draw_loss(directory)
-        metadata = {name: facts[name] for name in ("recipe", "method", "images")}
-        _write_model(workdir / "model", spec, state, {**metadata, "steps": recipe.steps, "weights": "ema"})
+        _write_model(workdir / "model", spec, state, _metadata(facts, recipe.steps))
 
     on_first_process(finish)
     return workdir / "model"
+
+
+def _metadata(facts: JsonObject, steps: int) -> JsonObject:
+    """What a model directory says about its training."""
+    return {**{name: facts[name] for name in ("recipe", "method", "images")}, "steps": steps, "weights": "ema"}
 
 
 def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:

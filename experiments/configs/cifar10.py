@@ -19,8 +19,8 @@ when nothing else runs, and the attack a few more. More updates (`--config.train
 remember more. docs/RESULTS.md has what came out.
 
 `:overnight` trains it on 500 members, 320 passes over each in 10,000 updates, and tests on 300 + 300 images. Models of
-several seeds share no image with each other or with `:laptop`: give number S both `--config.data.part=S` and
-`--config.train.recipe.seed=S`.
+several seeds (`--seeds=1,2,3`) share no image with each other or with `:laptop`. `experiments.progress` shows when
+memorisation becomes visible in either.
 
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50.
 """
@@ -29,7 +29,7 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
-from experiments.configs.train_section import small_unet, smoke_unet, train_section
+from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
@@ -60,6 +60,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.train.recipe.ema_decay = 0.995
         config.train.recipe.flips = False
         config.train.log_every, config.train.save_every, config.train.sample_every = 50, 250, 1000
+        config.train.snapshot_every = 250
         config.attack.model = "trained"
         config.attack.halves = "by_id"
         config.attack.calibration_size, config.attack.test_size = 60, 100
@@ -68,11 +69,10 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.data.reserved = 200
         config.data.max_members = config.data.max_heldout = 500
         config.train.recipe.steps = 10_000
+        config.train.snapshot_every = 1000
         config.attack.calibration_size, config.attack.test_size = 200, 300
         config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 70, 100, 150, 200, 300), "gamma": (0.1, 0.4)}})
     if variant == "smoke":
         smoke(config)
-        config.train.architecture = smoke_unet()
-        config.train.recipe.steps, config.train.recipe.batch_size = 4, 4
-        config.train.log_every = config.train.save_every = config.train.sample_every = 2
+        smoke_training(config)
     return config.lock()

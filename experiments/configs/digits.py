@@ -15,7 +15,7 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section
-from experiments.configs.train_section import small_unet, smoke_unet, train_section
+from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
@@ -37,7 +37,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.train.recipe.flips = False
     config.train.log_every = 50
     config.train.save_every = 250
-    config.train.sample_every = 1000
+    config.train.sample_every = config.train.snapshot_every = 1000
 
     config.attack = attack_section()
     config.attack.image_shape = (8, 8, 1)
@@ -46,10 +46,8 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 70, 100, 150, 200), "gamma": (0.1, 0.4)}})
 
     if variant == "smoke":
-        config.train.architecture = smoke_unet()
-        config.train.recipe.steps = 4
-        config.train.recipe.batch_size = 16
-        config.train.log_every = config.train.save_every = config.train.sample_every = 2
+        smoke_training(config)
+        config.train.sample_every = 2
         config.attack.names = ("loss", "pia_l4", "dime")
         config.attack.budgets = (2,)
         config.attack.grids = ConfigDict({"all": {"t": (100,)}})

@@ -22,7 +22,7 @@ from ml_collections.config_dict import ConfigDict
 from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
 from experiments.configs.dp_section import dp_section
-from experiments.configs.train_section import smoke_unet, train_section
+from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
@@ -68,10 +68,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.attack.model = "trained"
         config.data.split_size = 30
         config.attack.halves = "by_id"
-        config.train.architecture = smoke_unet()
-        config.train.recipe.steps, config.train.recipe.batch_size = 2, 4
-        config.train.log_every = config.train.save_every = 1
-        config.train.sample_every = 0
-        config.dp.steps = 2
+        smoke_training(config)
+        config.dp.steps = config.train.recipe.steps
         config.dp.epsilons = (1.0,)
     return config.lock()

@@ -11,7 +11,7 @@ from ml_collections.config_dict import ConfigDict
 from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section
 from experiments.configs.dp_section import dp_section
-from experiments.configs.train_section import small_unet, smoke_unet, train_section
+from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
@@ -42,9 +42,9 @@ def get_config(variant: str = "laptop") -> ConfigDict:
 
     if variant == "smoke":
         config.data.split_size = 60
-        config.train.architecture = smoke_unet()
-        config.train.recipe.steps, config.train.recipe.batch_size = 4, 16
-        config.train.log_every = config.train.save_every = 2
+        smoke_training(config)
+        config.train.recipe.batch_size = 16
+        config.train.snapshot_every = 0
         config.dp.steps = 4
         config.dp.epsilons = (0.5, 1.0)
         config.attack.names = ("loss", "pia_l2", "dime")

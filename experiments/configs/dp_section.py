@@ -14,5 +14,6 @@ def dp_section(steps: int) -> ConfigDict:
     dp.vanilla = ConfigDict()
     dp.vanilla.batches = "poisson"  # the private arms' batches; or "shuffled" passes
     dp.vanilla.recipe = ConfigDict()  # what the arm without privacy does otherwise: fields of `training.TrainingRecipe`
-    dp.epsilon = placeholder(float)  # set by `experiments.dp_defense` in the config of each arm, unset for vanilla
+    # Set by `experiments.dp_defense` in the config of each arm, as is attack.seed; unset for vanilla.
+    dp.epsilon = placeholder(float)
     return dp

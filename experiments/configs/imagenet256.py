@@ -31,7 +31,7 @@ _BASELINE_TIMES = tuple(range(0, 191, 10))
 _DIME_TIMES = (10, 50, 90, 130, 170, 190)
 _GRIDS = {
     **{name: {"t": _BASELINE_TIMES} for name in ("loss", "pia_l2", "pia_l4", "pian", "sima_l4")},
-    **{name: {"t": (10, 50, 90, 130, 190)} for name in ("sima_mc_norms", "sima_mc_vector")},
+    **{name: {"t": (10, 50, 90, 130, 190)} for name in ("loss_mc", "sima_mc_norms", "sima_mc_vector")},
     "secmi": {"t": (20, 50, 80, 110, 140, 170, 190), "k": (15,)},
 }
 

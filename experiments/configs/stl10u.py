@@ -17,11 +17,11 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax import _validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
-from experiments.configs.train_section import train_section
+from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
-    """The authors' recipe, sizes, grids and seed, or with "smoke" a few attacks on generated files."""
+    """The authors' recipe, sizes, grids and seed, or with "smoke" a few updates and attacks on generated files."""
     _validate.check_choice(variant, ("paper", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
@@ -35,5 +35,6 @@ def get_config(variant: str = "paper") -> ConfigDict:
     config.attack.test_size = 5_000
     if variant == "smoke":
         smoke(config)
+        smoke_training(config)
         config.data.split_size = 30
     return config.lock()

@@ -43,7 +43,16 @@ def train_section() -> ConfigDict:
     train.log_every = 100
     train.save_every = 1000
     train.sample_every = 5000
+    train.snapshot_every = 0  # keep the model after every so many updates, for `experiments.progress`
     return train
+
+
+def smoke_training(config: ConfigDict) -> None:
+    """Turn the training of a config into one of seconds: a tiny network and a few updates."""
+    config.train.architecture = smoke_unet()
+    config.train.recipe.steps, config.train.recipe.batch_size = 4, 4
+    config.train.log_every = config.train.save_every = config.train.snapshot_every = 2
+    config.train.sample_every = 0
 
 
 def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:

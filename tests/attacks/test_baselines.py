@@ -1,9 +1,12 @@
 """The baselines against naive NumPy versions of their official definitions."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dime_jax as dj
+from dime_jax import attacks
+from dime_jax.draws import Given
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 4, 4, 2)).astype(np.float32)
@@ -32,6 +35,15 @@ def test_loss(schedule, levels):
     a, sigma = levels(70)
     expected = p_norm(NOISE[0] - eps_fn(a * X + sigma * NOISE[0], 70), 2)
     np.testing.assert_allclose(dj.loss(eps_fn, schedule, X, NOISE[0], 70), expected, rtol=1e-5)
+
+
+def test_the_mean_loss_is_that_of_its_draws_and_one_draw_stays_as_it_is(schedule):
+    each = np.stack([dj.loss(eps_fn, schedule, X, noise, 70) for noise in NOISE])
+    run = attacks.get_attack("loss_mc").run
+    mean = run(eps_fn, schedule, X, Given(jnp.asarray(NOISE)), {"t": 70, "q": len(NOISE)})
+    np.testing.assert_allclose(mean[0], each.mean(axis=0), rtol=1e-6)
+    one = attacks.get_attack("loss").run(eps_fn, schedule, X, Given(jnp.asarray(NOISE)), {"t": 70})
+    np.testing.assert_array_equal(one[0], each[0])
 
 
 @pytest.mark.parametrize("p", [2, 4])

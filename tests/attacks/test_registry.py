@@ -13,11 +13,11 @@ from dime_jax.draws import Draws
 X = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32)
 DRAWS = Draws(jax.random.key(0), jnp.arange(5, dtype=jnp.uint32))
 NAMES = (  # noqa: SIM905
-    "loss pia_l2 pia_l4 pian secmi sima_l4 sima_mc_norms sima_mc_vector dime dime_central dime_theory level_only "
-    "crowding_only"
+    "loss loss_mc pia_l2 pia_l4 pian secmi sima_l4 sima_mc_norms sima_mc_vector dime dime_central dime_theory "
+    "level_only crowding_only"
 ).split()
 # Queries per image at q (or N) = 3, and SecMI at its defaults.
-COST = dict(zip(NAMES, [1, 2, 2, 2, 11, 1, 3, 3, 4, 6, 4, 3, 4]))
+COST = dict(zip(NAMES, [1, 3, 2, 2, 2, 11, 1, 3, 3, 4, 6, 4, 3, 4]))
 SETTING = {"t": 100, "gamma": 0.2, "k": 10, "q": 3}
 
 
@@ -83,7 +83,7 @@ def test_crowding_only_scores_members_lower():
 
 def test_families():
     families = {name: attacks.get_attack(name).family for name in NAMES}
-    assert list(families.values()) == ["Loss", *["PIA"] * 3, "SecMI", *["SimA"] * 3, *["DIME"] * 5]
+    assert list(families.values()) == [*["Loss"] * 2, *["PIA"] * 3, "SecMI", *["SimA"] * 3, *["DIME"] * 5]
 
 
 def test_a_users_attack_joins_the_registry(monkeypatch):
@@ -104,7 +104,7 @@ def test_an_attack_needs_a_recipe_or_run_and_queries(given):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: attacks.get_attack("dimes"), "unknown attack 'dimes'; expected one of loss, pia_l2"),
+        (lambda: attacks.get_attack("dimes"), "unknown attack 'dimes'; expected one of loss, loss_mc, pia_l2"),
         (
             lambda: attacks.get_attack("dime").settings("huge", 1),
             "unknown profile 'huge'; expected one of paper, quick",

@@ -124,6 +124,21 @@ def test_dime_is_compared_with_the_best_baseline_at_no_more_queries(result, dire
     assert comparison["auc_difference"]["value"] == pytest.approx(expected)
 
 
+def test_what_crowding_adds_is_dime_minus_its_own_level(result, directory):
+    (effect,) = result.results["crowding"]
+    record = json_files.read_record(directory)
+    by_label = {one.label: one for one in record.calibrations}
+    dime, terms = by_label[effect["dime"]], record.reference.table.terms(pipeline.frozen_job(by_label["dime@2"]))
+    sides = [np.isin(record.reference.table.index, side) for side in (record.split.member, record.split.heldout)]
+    level = metrics.auc(*(terms[0, side] for side in sides))
+    ours = metrics.auc(*(dime.score(terms[:, side]) for side in sides))
+    assert effect["same_setting"]["value"] == pytest.approx(ours - level, abs=1e-12)
+    assert effect["weight"] == dime.weights[1]
+    alone = record.scores(by_label[effect["level"]])
+    assert effect["own_setting"]["value"] == pytest.approx(ours - metrics.auc(*alone), abs=1e-12)
+    assert "Does crowding help?" in (directory / "report.html").read_text()
+
+
 def test_repeating_it_asks_nothing_and_changes_nothing(result, directory):
     before = {name: (directory / name).read_bytes() for name in ("results.json", "candidates.csv", "report.html")}
     asked = MODEL.queries.count
@@ -443,7 +458,10 @@ def test_the_rows_of_a_profile(tmp_path, profile, dime, central, monte_carlo):
     expected = {"loss": [1], "pia_l2": [2], "pia_l4": [2], "pian": [2], "sima_l4": [1], "dime_central": central}
     expected |= dict.fromkeys(("dime", "dime_theory", "crowding_only"), dime)
     expected |= {"level_only": [1, *(cost - 1 for cost in dime[1:])]}
-    expected |= {**dict.fromkeys(("sima_mc_norms", "sima_mc_vector"), monte_carlo), "clid": [15]}  # clid for captions
+    expected |= {
+        **dict.fromkeys(("loss_mc", "sima_mc_norms", "sima_mc_vector"), monte_carlo),
+        "clid": [15],
+    }  # clid for captions
     assert labels == {f"{name}@{cost}" for name, costs in expected.items() for cost in costs}
 
 

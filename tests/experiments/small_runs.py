@@ -32,7 +32,10 @@ def pretend(directory, study, variant, **changes):
     """Let the run say that it was made by a config, with some values changed: data__source="digits"."""
     config = json.loads(importlib.import_module(f"experiments.configs.{study}").get_config(variant).to_json())
     for name, value in changes.items():
-        section, key = name.split("__")
-        config[section][key] = value
+        *sections, key = name.split("__")
+        place = config
+        for section in sections:
+            place = place[section]
+        place[key] = value
     contents = {"file": f"experiments/configs/{study}.py:{variant}", "config": config}
     (directory / "config.json").write_text(json.dumps(contents))

@@ -17,7 +17,7 @@ import dime_jax as dj
 from dime_jax import _distributed, checkpoints, model_check
 from dime_jax._records import plain
 from dime_jax.scoring import planning, score_table
-from experiments import attack, figures, generated, runs, study, tables
+from experiments import attack, figures, generated, images_alone, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
@@ -75,6 +75,17 @@ class TestSmoke:
         expected = {"cifar10": "cifar", "cifar100": "cifar", "imagenet256": "fit-16x16x3"}
         assert manifest["identity"]["transform"] == expected.get(name, name)
 
+    @pytest.mark.parametrize("name", STUDIES)
+    def test_what_the_images_alone_show_stands_beside_the_rows(self, smoke, name):
+        results = json.loads((smoke(name) / "attack" / "results.json").read_text())
+        blind, duplicates = results["blind_baseline"], results["duplicates"]
+        assert blind["images"] == [4, 4]
+        assert blind["auc"]["low"] <= blind["auc"]["value"] <= blind["auc"]["high"]
+        assert duplicates["across_calibration_test"] is not None
+        found = runs.read_run(smoke(name) / "attack").results
+        assert plain(found) == results
+        assert "a classifier that never saw the model has AUC" in images_alone.describe(found)
+
     def test_again_costs_nothing(self, smoke):
         before = json.loads((smoke("cifar100") / "attack" / "results.json").read_text())
         assert plain(run_smoke("cifar100", smoke("cifar100"))) == before
@@ -85,7 +96,7 @@ class TestSmoke:
         assert [table.run.study for table in made] == list(STUDIES)
         assert {path.name for path in (tmp_path / "tables").iterdir()} == {
             "tables.csv",
-            *(f"{name}_smoke.{suffix}" for name in STUDIES for suffix in ("md", "tex")),
+            *(f"{name}_smoke{suffix}" for name in STUDIES for suffix in (".md", ".tex", "_questions.md")),
         }
         figures.draw_runs([made[0].run], tmp_path / "figures")
         names = {f"{name}.{suffix}" for name in figures.RUN_FIGURES for suffix in ("png", "svg", "json")}
@@ -195,6 +206,29 @@ def test_the_closed_form_knows_its_members(tmp_path):
     assert row.auc.value > 0.95
     with pytest.raises(ValueError, match=r"no config experiments/configs/\.py"):
         runs.read_run(tmp_path / "attack")
+
+
+class TestImagesAlone:
+    def look(self, member, heldout):
+        pixels = np.concatenate([member, heldout])
+        n = len(member)
+        split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
+        source = dj.data.from_images(pixels)
+        halves = dj.data.halves(split, source.ids, seed=0)
+        return images_alone.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)
+
+    def test_copies_on_both_sides_are_counted_and_said(self):
+        pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+        pixels[31] = pixels[2]  # a member that is held out too
+        found = self.look(pixels[:30], pixels[30:])
+        assert (found.duplicates.exact_pairs, found.duplicates.across_member_heldout) == (1, 1)
+        assert found.warnings == ("1 clusters of copies lie across members and held-out images, and were left in",)
+
+    def test_sets_that_differ_are_told_apart_without_a_model(self):
+        rng = np.random.default_rng(0)
+        dark, bright = (rng.integers(low, low + 100, (60, 16, 16, 3), dtype=np.uint8) for low in (0, 60))
+        assert self.look(dark, bright).blind_auc.low > 0.8
+        assert self.look(dark[:30], dark[30:]).blind_auc.low < 0.5
 
 
 def test_the_record_holds_no_places():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import jax
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dime_jax import training
+import dime_jax as dj
+from dime_jax import attacks, draws, metrics, training
 from dime_jax._distributed import data_mesh
 from dime_jax.evidence import dp_tpr_bound
 from dime_jax.metrics import Estimate
-from experiments import dp_defense, dp_table, tables
+from dime_jax.scoring import score_table
+from experiments import dp_defense, dp_table, runs, tables
 from experiments.configs import dp_celeba, dp_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -51,7 +54,29 @@ class TestStudy:
         assert table.private[0].privacy["noise_multiplier"] > table.private[1].privacy["noise_multiplier"]
         fingerprints = {arm.run.results.fingerprints["model"] for arm in table.arms}
         assert len(fingerprints) == 3
-        assert (workdir / "dp_table.md").read_text() == dp_table.to_section(table)
+        assert (workdir / "dp_table.md").read_text() == dp_table.to_section([table])
+
+    def test_every_arm_has_noises_of_its_own(self, table):
+        assert len({arm.run.results.seed for arm in table.arms}) == 3
+        norms = [dp_table.noise_alone(arm.run).value for arm in table.arms]
+        assert len(set(norms)) == 3
+        # The halves are the study's, whatever the noises: the same images in the same order.
+        for arm in table.private:
+            np.testing.assert_array_equal(arm.run.member, table.vanilla.run.member)
+            first, second = arm.run.rows[0].scores, table.vanilla.run.rows[0].scores
+            assert not np.allclose(first, second)
+
+    def test_the_noise_alone_is_what_loss_sees(self, table):
+        run = table.vanilla.run
+        test = score_table.read_table(run.directory / "test")
+        nothing = dj.Denoiser.from_function(lambda x, t: np.zeros_like(x), dj.linear_schedule(), (8, 8, 1))
+        noises = draws.Draws(jax.random.key(run.results.seed), draws.id_numbers(test.ids))
+        loss = attacks.get_attack("loss").run(
+            nothing.eps_fn(), nothing.schedule, np.zeros((len(test.ids), 8, 8, 1), np.float32), noises, {"t": 100}
+        )
+        member = np.isin(test.index, run.halves.test.member)
+        expected = metrics.auc(np.asarray(loss[0])[member], np.asarray(loss[0])[~member])
+        assert dp_table.noise_alone(run).value == pytest.approx(expected, abs=1e-9)
 
     def test_a_finished_study_is_left_alone(self, workdir):
         watched = [path for path in workdir.rglob("*") if path.name in ("spec.json", "seconds.json", "privacy.json")]
@@ -80,6 +105,7 @@ class TestRecipes:
             configs = [arm.config.to_dict() for arm in dp_defense.arms(config)]
             for one in configs:
                 one["dp"].pop("epsilon")
+                one["attack"].pop("seed")
             assert all(one == configs[0] for one in configs)
             assert config.dp.vanilla.batches == "poisson"
             assert config.dp.steps == config.train.recipe.steps
@@ -136,17 +162,37 @@ class TestTable:
                 assert not dp_table.is_papers_setting(here)
 
     def test_the_section_has_what_it_takes_to_judge_it(self, table):
-        text, test = dp_table.to_section(table), table.vanilla.run.halves.test
+        workdir = table.vanilla.run.directory.parents[1]
+        text, test = dp_table.to_section([table], workdir / "RESULTS.md"), table.vanilla.run.halves.test
         for fact in (
             "experiments.dp_defense --config=experiments/configs/dp_digits.py:smoke --workdir=W",
             "60 images, 4 updates, Poisson batches of 16 expected images, clip norm 1, δ = 1e-05",
             f"{table.private[0].privacy['epsilon']:.3f}",
             "one for all rows, which differ in clipping and noise only",
             "TPR <= e^ε FPR + δ",
+            *(f"`{arm.run.results.fingerprints['model'][:16]}`" for arm in table.arms),
+            *(f"{arm.run.results.queries_made:,}" for arm in table.arms),
+            "[test](epsilon_1/attack/test)",
+            "- Frozen settings, ε = 0.5: Loss: t=100;",
+            "Loss asks about one draw of noise per image, another in each row",
             f"{100 * dp_table.detectable_auc(len(test.member), len(test.heldout)):.1f} %",
         ):
             assert fact in text, fact
-        assert text in tables.dp_sections([table.vanilla.run.directory.parents[1]])
+        assert tables.dp_sections([workdir], workdir / "RESULTS.md") == [text]
+
+    def test_seeds_of_a_study_are_summed_up_over_models(self, table):
+        def shifted(arm, seed):
+            config = {**arm.run.config, "seed": seed}
+            return arm._replace(run=arm.run._replace(config=config))
+
+        again = dp_table.DpTable(tuple(shifted(arm, 1) for arm in table.private), shifted(table.vanilla, 1))
+        assert dp_table.group_tables([table, again]) == [[table, again]]
+        text = dp_table.to_section([table, again])
+        assert "--workdir=W --seeds=0,1\n" in text
+        (line,) = [line for line in text.splitlines() if line.startswith("| Loss | ") and "<br>" not in line]
+        value = 100 * table.private[0].run.rows[0].result.auc.value
+        assert line.split(" | ")[1] == f"{value:.1f} [{value:.1f}, {value:.1f}]"  # two equal models have no spread
+        assert "2 models: no significance is claimed below 5" in text
 
     def test_leaking_scores_refute_a_small_epsilon_and_chance_does_not(self, table):
         arm = table.private[0]
@@ -173,6 +219,59 @@ class TestTable:
             rows.append(row._replace(result=result))
         found = dp_table.check(arm._replace(run=arm.run._replace(rows=tuple(rows))))
         assert found.above == (rows[2].title,)  # 0.01 · √e = 0.016 at most
+
+
+@pytest.mark.slow
+class TestNoise:
+    """Over 200 seeds: the draws favour nobody, and two arms do not share their luck."""
+
+    SEEDS = range(200)
+
+    def test_the_norm_of_the_noise_tells_nobody_apart(self):
+        run = runs.read_run(pathlib.Path(__file__).parents[2] / "docs/results/dp_digits/seed_0/vanilla/attack")
+        test = score_table.read_table(run.directory / "test")
+        ids, member = draws.id_numbers(test.ids), np.isin(test.index, run.halves.test.member)
+        aucs = []
+        for seed in self.SEEDS:
+            noise = np.asarray(draws.gaussian(jax.random.key(seed), ids, 0, (8, 8, 1)))
+            norms = np.linalg.norm(noise.reshape(len(ids), -1), axis=1)
+            aucs.append(metrics.auc(norms[member], norms[~member]))
+        m, h = int(member.sum()), int((~member).sum())
+        error = np.sqrt((m + h + 1) / (12 * m * h))
+        assert abs(np.mean(aucs) - 0.5) < 3 * error / np.sqrt(len(aucs))
+        assert np.std(aucs) == pytest.approx(error, rel=0.15)
+        assert stats.kstest((np.array(aucs) - 0.5) / error, "norm").pvalue > 0.01
+        assert aucs[0] == pytest.approx(0.589, abs=5e-4)  # as docs/REPRODUCTION.md says
+
+    @pytest.mark.parametrize(("name", "setting"), [("loss", {"t": 100}), ("loss_mc", {"t": 100, "q": 10})])
+    def test_two_untrained_arms_do_not_share_their_luck(self, schedule, name, setting):
+        rng = np.random.default_rng(0)
+        x = rng.uniform(-1, 1, (300, 8, 8, 1)).astype(np.float32)
+        ids, member = draws.id_numbers([f"image-{i}" for i in range(300)]), np.arange(300) % 2 == 0
+        weights = {arm: (0.02 * rng.normal(size=(64, 64))).astype(np.float32) for arm in ("vanilla", "epsilon_1")}
+
+        @jax.jit
+        def scores(weight, key):
+            def eps(g, t):
+                return jax.numpy.tanh(g.reshape(len(g), -1) @ weight).reshape(g.shape)
+
+            return attacks.get_attack(name).run(eps, schedule, x, draws.Draws(key, ids), setting)[0]
+
+        def measure(seed_of):
+            found = {arm: [] for arm in weights}
+            for seed in self.SEEDS:
+                for arm, weight in weights.items():
+                    one = np.asarray(scores(weight, jax.random.key(seed_of(seed, arm))))
+                    found[arm].append(metrics.auc_interval(one[member], one[~member]))
+            aucs = [[one.value for one in found[arm]] for arm in weights]
+            covered = [np.mean([one.low <= 0.5 <= one.high for one in found[arm]]) for arm in weights]
+            return np.corrcoef(*aucs)[0, 1], covered
+
+        correlation, covered = measure(dp_defense.draw_seed)
+        assert abs(correlation) < 0.2
+        assert min(covered) >= 0.91
+        shared, _ = measure(lambda seed, arm: seed)
+        assert shared > 0.8
 
 
 class TestPower:

@@ -1,5 +1,7 @@
 """The numbers behind the figures, against closed forms and naive loops."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from small_runs import SHAPE, make_run, pretend
 import dime_jax as dj
 from dime_jax import calibration, metrics, pipeline
 from dime_jax.scoring import planning, score_table
-from experiments import model_figures, run_figures, runs
+from experiments import cross_fit, figures, model_figures, run_figures, runs, synthetic
 from experiments.model_figures import Sides
 
 
@@ -146,7 +148,8 @@ class TestRunFigures:
         for _ in range(40):
             member = rng.permutation(len(table.index)) % 2 == 0
             first = rng.permutation(len(table.index)) % 2 == 0
-            fitted.append(run_figures._cross_fitted(table, jobs, member, first))
+            parts = cross_fit.Parts(table, member, first)
+            fitted.append(cross_fit.auc(parts, cross_fit.scores(parts, jobs)))
             terms = [table.terms(job) for job in jobs]
             pairs = [calibration.TermPair(one[:, member], one[:, ~member]) for one in terms]
             chosen = calibration.calibrate(jobs[0].attack, table.schedule, [job.setting for job in jobs], pairs)
@@ -165,3 +168,15 @@ class TestRunFigures:
     def test_a_run_without_dime_is_named(self, run):
         with pytest.raises(ValueError, match="expected a run of dime in"):
             run_figures.best_dime(run._replace(rows=run.rows[:1]))
+
+
+def test_every_figure_is_made_from_the_smoke_variant(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(synthetic, "run", lambda config, output: made.append(config.attack.members))  # tested by itself
+    figures.draw_all(tmp_path, "smoke")
+    assert made == [60]
+    names = [*figures.RUN_FIGURES, "norm_effect", "ideal_gap"]
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
+    gap = json.loads((tmp_path / "ideal_gap.json").read_text())
+    assert (gap["model"], gap["images"], gap["train"]) == (dj.load_denoiser("digits").fingerprint, 4, 898)

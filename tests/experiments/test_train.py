@@ -1,7 +1,9 @@
 """The training experiment end to end, and the networks and recipes that configs describe."""
 
+import importlib
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -13,15 +15,16 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import data, models, training
-from experiments import attack, train
+from dime_jax import _records, data, metrics, models, training
+from dime_jax.training.records import read_records
+from experiments import attack, progress, questions, runs, train
 from experiments.configs import cifar10, digits
 from experiments.study import open_study
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A finished training of the smoke config."""
+    """Where the smoke training of the digits was."""
     workdir = tmp_path_factory.mktemp("digits")
     assert train.run(digits.get_config("smoke"), workdir) == workdir / "model"
     return workdir
@@ -43,6 +46,75 @@ def test_smoke_needs_only_a_workdir_and_makes_a_model(workdir):
         "samples_000002.png",
         "samples_000004.png",
     }
+
+
+@pytest.mark.parametrize("name", ["cifar10", "stl10u", "celeba"])
+def test_smoke_is_smoke_everywhere(tmp_path, name):
+    config = importlib.import_module(f"experiments.configs.{name}").get_config("smoke")
+    model = train.run(config, tmp_path)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(dj.load_denoiser(model).params))
+    assert parameters < 50_000
+    assert [line["step"] for line in read_records(tmp_path / "train")] == [2, 4]
+    assert sorted(path.name for path in (tmp_path / "snapshots").iterdir()) == ["2", "4"]
+
+
+@pytest.mark.parametrize("path", sorted((pathlib.Path(train.__file__).parent / "configs").glob("*.py")))
+def test_every_smoke_training_is_of_a_tiny_network_and_a_few_updates(path):
+    module = importlib.import_module(f"experiments.configs.{path.stem}")
+    if not hasattr(module, "get_config"):
+        return
+    config = module.get_config("smoke")
+    if "train" in config:
+        assert config.train.recipe.steps <= 4
+        assert config.train.recipe.batch_size <= 16
+        shapes = models.param_shapes(train.model_spec(config).architecture)["params"]
+        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) < 50_000
+
+
+class TestProgress:
+    """On what the smoke training of the digits leaves."""
+
+    def test_snapshots_are_the_models_on_the_way(self, workdir):
+        last, model = dj.load_denoiser(workdir / "snapshots" / "4"), dj.load_denoiser(workdir / "model")
+        assert last.fingerprint == model.fingerprint
+        assert dj.load_denoiser(workdir / "snapshots" / "2").fingerprint != model.fingerprint
+
+    def test_loss_and_auc_over_updates(self, workdir):
+        progress.main(digits.get_config("smoke"), str(workdir), "experiments/configs/digits.py:smoke")
+        assert (workdir / "progress.png").read_bytes().startswith(b"\x89PNG")
+        numbers = _records.parse(progress.Progress, json.loads((workdir / "progress.json").read_text()), "progress")
+        assert numbers.study == "digits:smoke, seed 0"
+        assert (numbers.updates, numbers.logged, numbers.images) == ([2, 4], [2, 4], (30, 30))
+        # The last AUC again, from the model itself.
+        study, model = open_study(digits.get_config("smoke"), workdir), dj.load_denoiser(workdir / "model")
+        half = attack.halves_of(digits.get_config("smoke"), study).calibration
+        transform = data.transform_for(study.source, model.image_shape)
+        scores = [
+            dj.sima(model.eps_fn(), model.schedule, np.stack([transform(study.source[i].image) for i in side]), 70)
+            for side in (half.member, half.heldout)
+        ]
+        assert numbers.auc["70"][1].value == pytest.approx(metrics.auc(*scores), abs=1e-6)
+        text = progress.to_section(numbers, "progress.png")
+        assert f"`{model.fingerprint[:16]}`" in text
+        assert f"| 4 | {numbers.loss[1]:.4f} |" in text
+
+    def test_the_model_can_be_attacked(self, workdir):
+        results = attack.run(digits.get_config("smoke"), workdir, "experiments/configs/digits.py:smoke")
+        assert {row.label for row in results.results} == {"loss@1", "pia_l4@2", "dime@2", "level_only@1"}
+        assert results.blind_baseline.images == (40, 40)
+        (study,) = runs.group_runs([runs.read_run(workdir / "attack")])
+        assert study.labels == ["seed 0"]
+        assert "Does crowding help?" in questions.to_markdown(study)
+
+    def test_visible_means_from_there_on(self):
+        aucs = [metrics.Estimate(0.6, low, 0.7) for low in (0.55, 0.45, 0.51, 0.6)]
+        assert progress.first_visible([1, 2, 3, 4], aucs) == 3
+        assert progress.first_visible([1, 2], aucs[:2]) is None
+        assert progress.first_visible([3, 4], aucs[2:]) == 3
+
+    def test_without_snapshots_it_says_how_to_get_them(self, tmp_path):
+        with pytest.raises(ValueError, match=r"train with --config\.train\.snapshot_every=N"):
+            progress.run(digits.get_config("smoke"), tmp_path, "digits")
 
 
 def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(workdir, tmp_path):

@@ -27,6 +27,7 @@ def plan(*args, **kwargs):
         (["dime", "dime_central"], 10 * (1 + 5 * 30 + 5 * 15), 50 * (44 + 42)),
         (["loss"], 16, 16),
         (["loss", "sima_mc_norms", "sima_mc_vector"], 16 * 30, 16 + 2 * 16 * 40),
+        (["loss", "loss_mc", "sima_mc_norms"], 16 * 30, 16 + 2 * 16 * 40),
         (["pia_l2", "pia_l4"], 1 + 16, 4 * 16),
         (["pia_l2", "pian"], 1 + 32, 4 * 16),
         # t_sec 10, 30, ..., 290, 300: the answers at 0, 10, ..., 300; alone, ceil(t_sec / 10) + 1 each.

@@ -1,0 +1,76 @@
+"""AUC at settings that only the calibration half was asked at, without the optimism of having chosen there.
+
+The test half is asked at frozen settings alone. So the calibration half is cut in two: what remains to be chosen is
+chosen on the one part and measured on the other, both ways, and the two results are averaged.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dime_jax import calibration, metrics
+from dime_jax.scoring import planning, score_table
+from experiments.runs import CalibrationHalf, Run
+
+
+class Parts(NamedTuple):
+    """A calibration half cut in two: who is a member, and who is in the first part, both [n]."""
+
+    table: score_table.ScoreTable
+    member: np.ndarray
+    first: np.ndarray
+
+
+def cut(half: CalibrationHalf, run: Run) -> Parts:
+    """Both sides of the half in two equal parts, by the run's seed."""
+    rng = np.random.default_rng(run.results.seed)
+    first = np.zeros(len(half.member), bool)
+    for side in (half.member, ~half.member):
+        first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
+    return Parts(half.table, half.member, first)
+
+
+def scores(parts: Parts, jobs: Sequence[planning.Job]) -> np.ndarray:
+    """Scores [n], lower for members, of one attack at settings to choose from; each image by what the others chose.
+
+    NaN for images without a finite answer at one of the settings. Scores of the two parts are on different scales.
+    """
+    terms = [parts.table.terms(job) for job in jobs]
+    usable = np.all([np.isfinite(columns).all(axis=0) for columns in terms], axis=0)
+    settings = [job.setting for job in jobs]
+    found = np.full(len(parts.member), np.nan)
+    for chooses in (parts.first & usable, ~parts.first & usable):
+        pairs = [calibration.TermPair(one[:, chooses & parts.member], one[:, chooses & ~parts.member]) for one in terms]
+        frozen = calibration.calibrate(jobs[0].attack, parts.table.schedule, settings, pairs)
+        other = usable & ~chooses
+        found[other] = frozen.score(terms[settings.index(frozen.setting)][:, other])
+    return found
+
+
+def auc(parts: Parts, found: np.ndarray) -> float:
+    """The mean AUC of the two parts."""
+    return float(np.mean([metrics.auc(*_sides(parts, found, part)) for part in _both(parts, found)]))
+
+
+def difference(parts: Parts, first: np.ndarray, second: np.ndarray) -> metrics.Estimate:
+    """AUC of the first scores minus that of the second on the same images, with DeLong's paired interval.
+
+    The mean of both parts' differences, whose errors are taken as independent.
+    """
+    usable = first + second
+    found = [
+        metrics.compare(_sides(parts, first, part), _sides(parts, second, part), fprs=()).auc_difference
+        for part in _both(parts, usable)
+    ]
+    value = float(np.mean([one.value for one in found]))
+    margin = float(np.linalg.norm([(one.high - one.low) / 2 for one in found])) / 2
+    return metrics.Estimate(value, max(-1.0, value - margin), min(1.0, value + margin))
+
+
+def _both(parts: Parts, found: np.ndarray) -> list[np.ndarray]:
+    return [part & np.isfinite(found) for part in (parts.first, ~parts.first)]
+
+
+def _sides(parts: Parts, found: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return found[part & parts.member], found[part & ~parts.member]

@@ -1,0 +1,61 @@
+"""Several models of one study: a seed changes the split, the training and the attack's draws, and nothing else.
+
+    python -m experiments.train  --config=experiments/configs/digits.py --workdir=W --seeds=0,1,2
+    python -m experiments.attack --config=experiments/configs/digits.py --workdir=W --seeds=0,1,2
+
+The model of seed N is in W/seed_N, and each is continued where it was stopped.
+"""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ml_collections.config_dict import ConfigDict
+
+# What a seed sets: everything that is drawn, who is a member, and how the network is trained.
+FIELDS = ("seed", "data.split_seed", "data.part", "train.recipe.seed")
+
+
+class Seeded(NamedTuple):
+    """One model of a study."""
+
+    config: ConfigDict
+    workdir: pathlib.Path
+
+
+def seeded(config: ConfigDict, workdir: str | pathlib.Path, seeds: Sequence[str]) -> Iterator[Seeded]:
+    """The config and workdir of each seed; without seeds the study itself, as it is.
+
+    Raises:
+      ValueError: if a seed is no number or named twice, or if all of a split file is used, so that every model would
+        have the same members.
+    """
+    wrong = next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), None)
+    if wrong is not None:
+        raise ValueError(f"expected different whole numbers such as --seeds=0,1,2, got {wrong!r}")
+    if not seeds:
+        yield Seeded(config, pathlib.Path(workdir))
+        return
+    data = config.data
+    if data.split in ("file", "joined") and data.reserved is None and data.max_members is None:
+        raise ValueError(f"expected a split that a seed can change, got all of config.data.split={data.split!r}")
+    for seed in map(int, seeds):
+        yield Seeded(with_seed(config, seed), pathlib.Path(workdir) / f"seed_{seed}")
+
+
+def with_seed(config: ConfigDict, seed: int) -> ConfigDict:
+    """The config of another model.
+
+    Where a study takes parts of what it leaves to others (`data.reserved`), the seed is the number of the part, so that
+    no two models share an image; elsewhere it draws another split.
+    """
+    one = config.copy_and_resolve_references()
+    with one.unlocked():
+        one.seed = seed
+        if one.data.reserved is None:
+            one.data.split_seed = seed
+        else:
+            one.data.part = seed
+        if "train" in one:
+            one.train.recipe.seed = seed
+    return one
