@@ -61,12 +61,12 @@ def test_a_pipeline_is_its_parts(opened):
     variables, spec = pipeline.variables(), pipeline.spec
     assert (model.image_shape, model.shape, model.conditions) == ((16, 16, 3), (8, 8, 4), TEXT_CONDITIONS)
     with jax.default_matmul_precision("highest"):
-        x = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels())
+        x = jax.jit(latent.encode(spec.autoencoder))(variables["autoencoder"], pixels())
         np.testing.assert_allclose(model.encode(pixels()), x, rtol=1e-5, atol=1e-6)
         tokens = model._tokenizer.encode(CAPTIONS)
-        condition = latent.embed_tokens(spec.text_encoder)(variables["text_encoder"], tokens)
+        condition = jax.jit(latent.embed_tokens(spec.text_encoder))(variables["text_encoder"], tokens)
         np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
-        eps = latent.denoise_latents(spec)(variables["denoiser"], x, jnp.int32(7), condition)
+        eps = jax.jit(latent.denoise_latents(spec))(variables["denoiser"], x, jnp.int32(7), condition)
         np.testing.assert_allclose(model.eps(x, 7, model.embed(CAPTIONS)), eps, rtol=1e-4, atol=1e-5)
     assert model.decode(x).shape == (4, 16, 16, 3)
 
@@ -101,7 +101,7 @@ def test_samples_are_keyed_by_the_image(cache, opened):
     spec, variables = open_pipeline(FOLDER).spec, open_pipeline(FOLDER).variables()
     ids = ["a", "b", "c", "d"]
     noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
-    expected = latent.encode(spec.autoencoder)(variables["autoencoder"], pixels(), noise)
+    expected = jax.jit(latent.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
     np.testing.assert_allclose(model.encode(pixels(), ids=ids, seed=3), expected, rtol=1e-4, atol=1e-5)
     turned = model.encode(pixels()[::-1], ids=ids[::-1], seed=3)[::-1]
     np.testing.assert_allclose(turned, expected, rtol=1e-4, atol=1e-5)
@@ -115,7 +115,7 @@ def test_held_weights_compute_in_float32(cache, opened, hold):
     rounded = jax.tree.map(lambda leaf: leaf.astype(hold).astype(jnp.float32), opened.denoiser.params)
     x, condition = opened.denoiser.encode(pixels()), opened.denoiser.embed(CAPTIONS)
     with jax.default_matmul_precision("highest"):
-        expected = opened.denoiser.apply(rounded, x, jnp.int32(50), condition)
+        expected = jax.jit(opened.denoiser.apply)(rounded, x, jnp.int32(50), condition)
     got = model.eps(x, 50, condition)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)

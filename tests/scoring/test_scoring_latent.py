@@ -27,7 +27,7 @@ def model(tmp_path_factory):
     return dj.open_model(GOLDEN, tmp_path_factory.mktemp("model")).denoiser
 
 
-def source(count=6):
+def source(count=4):
     pixels = np.random.default_rng(0).uniform(-1, 1, (count, 16, 16, 3)).astype(np.float32)
     return dj.data.from_images(pixels, captions=[f"{'ab'[n % 2]}{n}" for n in range(count)])
 
@@ -90,7 +90,7 @@ def test_attacks_are_naive_loops_over_the_same_eps(tmp_path, model):
 
 def test_captions_are_part_of_the_data(tmp_path, model):
     images = source()
-    other = dj.data.from_images(np.stack([images.read(n) for n in range(6)]), captions=["x"] * 6)
+    other = dj.data.from_images(np.stack([images.read(n) for n in range(len(images))]), captions=["x"] * len(images))
     first = score(model, tmp_path / "own", jobs=JOBS[:1])
     second = score(model, tmp_path / "other", other, jobs=JOBS[:1])
     identities = [table.manifest["identity"]["data"] for table in (first, second)]
@@ -98,7 +98,7 @@ def test_captions_are_part_of_the_data(tmp_path, model):
     assert np.all(np.abs(first.terms(JOBS[0]) - second.terms(JOBS[0])) > 0)
     with pytest.raises(ValueError, match="data"):
         score(model, tmp_path / "own", other, jobs=JOBS[:1])
-    silent = dj.data.from_images(np.stack([images.read(n) for n in range(6)]))
+    silent = dj.data.from_images(np.stack([images.read(n) for n in range(len(images))]))
     with pytest.raises(ValueError, match="expected captions for the images of arrays"):
         score(model, tmp_path / "silent", silent, jobs=JOBS[:1])
 
