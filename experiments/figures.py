@@ -61,7 +61,7 @@ def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) 
     test = model_figures.read_half(study, halves.test, shape)
     train = model_figures.read_images(study, study.split.member, shape)
     effect = model_figures.norm_effect(denoiser, calibration, test, section.p, section.norm_timesteps)
-    few = model_figures.Sides(test.member[: section.gap_images], test.heldout[: section.gap_images])
+    few = model_figures.SidePair(test.member[: section.gap_images], test.heldout[: section.gap_images])
     gap = model_figures.ideal_gap(denoiser, train, few, section.gap_timesteps, config.seed)
     with figures.style():
         synthetic.save_study(output, "norm_effect", effect, model_figures.draw_norm_effect)

@@ -26,7 +26,7 @@ from experiments.study import Study
 _BATCH = 64
 
 
-class Sides(NamedTuple):
+class SidePair(NamedTuple):
     """Members and held-out images [n, H, W, C] as the model sees them."""
 
     member: np.ndarray
@@ -39,9 +39,9 @@ def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -
     return np.stack([transform(study.source[i].image) for i in index])
 
 
-def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> Sides:
+def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> SidePair:
     """Both sides of a half."""
-    return Sides(read_images(study, half.member, image_shape), read_images(study, half.heldout, image_shape))
+    return SidePair(read_images(study, half.member, image_shape), read_images(study, half.heldout, image_shape))
 
 
 # ------------------------------------------------------------------------------------------------------- the norm's p
@@ -59,7 +59,7 @@ ATTACKS: dict[str, Callable[..., jax.Array]] = {"SimA": dj.sima, "PIA": dj.pia}
 
 
 def norm_effect(
-    denoiser: Denoiser, calibration: Sides, test: Sides, p: Sequence[float], timesteps: Sequence[int]
+    denoiser: Denoiser, calibration: SidePair, test: SidePair, p: Sequence[float], timesteps: Sequence[int]
 ) -> NormEffect:
     """PIA and SimA with other norms than the published ones: the timestep by calibration AUC, then the test half.
 
@@ -84,7 +84,9 @@ def norm_effect(
     return numbers
 
 
-def norm_scores(denoiser: Denoiser, attack: str, images: Sides, p: Sequence[float], timesteps: Sequence[int]) -> Scores:
+def norm_scores(
+    denoiser: Denoiser, attack: str, images: SidePair, p: Sequence[float], timesteps: Sequence[int]
+) -> Scores:
     """Scores of one attack on both sides.
 
     Args:
@@ -164,7 +166,7 @@ class IdealGap(NamedTuple):
     rank_correlation: dict[str, list[float | None]]
 
 
-def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: Sides, timesteps: Sequence[int], seed: int) -> IdealGap:
+def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps: Sequence[int], seed: int) -> IdealGap:
     """ε and crowding of the network and of the ideal denoiser of `train`, on some members and held-out images.
 
     Args:

@@ -76,19 +76,20 @@ def test_the_test_half_is_only_scored(schedule):
     assert moved.at_threshold.tpr != outcome.at_threshold.tpr
 
 
-def test_null_data_through_the_whole_search_stays_at_chance(schedule):
-    """250 + 250 images without any signal, 12 settings x 16 angles, 200 repetitions."""
+@pytest.mark.parametrize(("repetitions", "spread"), [(25, 0.03), pytest.param(200, 0.01, marks=pytest.mark.slow)])
+def test_null_data_through_the_whole_search_stays_at_chance(schedule, repetitions, spread):
+    """250 + 250 images without any signal, 12 settings x 16 angles; one test AUC has a standard error of 0.037."""
     rng = np.random.default_rng(2)
     settings = [{"t": t, "gamma": 0.1, "q": 1} for t in range(12)]
     test_aucs, calibration_aucs = [], []
-    for _ in range(200):
+    for _ in range(repetitions):
         halves = [[dime_terms(rng, 125) for _ in settings] for _ in range(2)]
         frozen = calibrate(DIME, schedule, settings, halves[0])
         test = halves[1][settings.index(frozen.setting)]
         test_aucs.append(metrics.auc(frozen.score(test.member), frozen.score(test.heldout)))
         calibration_aucs.append(frozen.auc)
     assert np.mean(calibration_aucs) > 0.55  # the search did overfit, so the halves matter
-    assert np.mean(test_aucs) == pytest.approx(0.5, abs=0.01)
+    assert np.mean(test_aucs) == pytest.approx(0.5, abs=spread)
 
 
 def test_a_constant_term_does_not_divide_by_zero():

@@ -39,11 +39,12 @@ def test_altered_pictures_give_the_alarm(digits, name):
     assert all(draw(digits, seed, ALTERATIONS[name]).set_unlike for seed in range(5))
 
 
-def test_unaltered_pictures_do_not(digits):
-    found = [draw(digits, seed) for seed in range(100)]
-    assert sum(one.set_unlike for one in found) <= 5
-    # One by one: about 1 in 100, with the spread of 100 draws of 48.
-    assert np.mean([one.unlike.mean() for one in found]) <= ERROR_RATE + 4 * np.sqrt(ERROR_RATE / (100 * 48))
+@pytest.mark.parametrize(("draws", "alarms"), [(20, 2), pytest.param(100, 5, marks=pytest.mark.slow)])
+def test_unaltered_pictures_do_not(digits, draws, alarms):
+    found = [draw(digits, seed) for seed in range(draws)]
+    assert sum(one.set_unlike for one in found) <= alarms
+    # One by one: about 1 in 100, with the spread of that many draws of 48.
+    assert np.mean([one.unlike.mean() for one in found]) <= ERROR_RATE + 4 * np.sqrt(ERROR_RATE / (draws * 48))
 
 
 def test_greyed_pictures_give_the_alarm():
@@ -86,13 +87,13 @@ def test_pictures_of_one_owner_count_once():
     rng = np.random.default_rng(0)
     heldout = rng.normal(size=(200, 4))
     alarms = {False: 0, True: 0}
-    for seed in range(40):
+    for seed in range(12):
         owner = rng.normal(size=4) + 0.2 * rng.normal(size=(40, 4))
         for grouped in alarms:
             groups = np.zeros(40, int) if grouped else None
             alarms[grouped] += evidence.likeness(owner, heldout, groups, seed=seed).set_unlike
-    assert alarms[True] <= 3
-    assert alarms[False] >= 36
+    assert alarms[True] <= 1
+    assert alarms[False] >= 10
 
 
 def test_among_few_pictures_the_farthest_of_all_is_unlike(digits):

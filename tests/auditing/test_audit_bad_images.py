@@ -165,7 +165,7 @@ def hostile(tmp_path_factory):
         [sys.executable, "-c", AUDIT, str(root)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=environment,
         check=False,
     )

@@ -22,7 +22,7 @@ SCRIPT = pathlib.Path(__file__).with_name("damaged_files.py")
 def outcomes(tmp_path_factory):
     """What came out of every case, by kind and file."""
     directory = tmp_path_factory.mktemp("damage")
-    done = subprocess.run([sys.executable, str(SCRIPT), str(directory)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(SCRIPT), str(directory)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     found = collections.defaultdict(list)
     for line in map(json.loads, done.stdout.splitlines()):

@@ -13,7 +13,7 @@ import dime_jax as dj
 from dime_jax import calibration, metrics, pipeline
 from dime_jax.scoring import planning, score_table
 from experiments import cross_fit, figures, model_figures, run_figures, runs, synthetic
-from experiments.model_figures import Sides
+from experiments.model_figures import SidePair
 
 
 def naive_ideal(train, schedule):
@@ -34,7 +34,7 @@ def naive_ideal(train, schedule):
 def cloud():
     rng = np.random.default_rng(0)
     train, heldout = rng.normal(size=(2, 30, *SHAPE)).astype(np.float32)
-    return train, Sides(train[:12], heldout[:12])
+    return train, SidePair(train[:12], heldout[:12])
 
 
 class TestIdealGap:
@@ -76,8 +76,8 @@ class TestIdealGap:
 class TestNormEffect:
     def test_against_a_naive_loop(self):
         rng = np.random.default_rng(2)
-        calibrates = Sides(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
-        tests = Sides(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
+        calibrates = SidePair(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
+        tests = SidePair(*rng.normal(size=(2, 70, *SHAPE)).astype(np.float32))
         calls = []
 
         def eps(x, t):  # members (any image: only the arithmetic is tested) answer by their values
@@ -101,7 +101,7 @@ class TestNormEffect:
         assert numbers.p == ["1", "4", "∞"]
 
     def test_other_norms_cost_no_queries(self):
-        images = Sides(*np.random.default_rng(3).normal(size=(2, 4, *SHAPE)).astype(np.float32))
+        images = SidePair(*np.random.default_rng(3).normal(size=(2, 4, *SHAPE)).astype(np.float32))
         model = dj.Denoiser.from_function(lambda x, t: np.asarray(x) / 2, dj.linear_schedule(), SHAPE)
         model_figures.norm_scores(model, "PIA", images, [1.0, 2.0, 4.0], [30, 70])
         assert model.queries.count == 8 * 3  # t = 0 once, and each of two timesteps

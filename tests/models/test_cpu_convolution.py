@@ -22,14 +22,14 @@ def test_value_and_derivatives_are_those_of_the_convolution(size):
     kernel, kernel_dot = rng.standard_normal((2, 3, 3, 3, 6), np.float32)
     y_bar = rng.standard_normal((2, *size, 6), np.float32)
     both = (cpu_convolution.convolve, direct)
-    close(*(f(x, kernel) for f in both))
-    close(*(jax.vjp(f, x, kernel)[1](y_bar) for f in both))
-    close(*(jax.jvp(f, (x, kernel), (x_dot, kernel_dot))[1] for f in both))
 
-    def per_example(f):
-        return jax.vmap(lambda x, y: jax.vjp(lambda k: f(x[None], k), kernel)[1](y[None])[0])(x, y_bar)
+    def derivatives(f):
+        value, forward = jax.jvp(f, (x, kernel), (x_dot, kernel_dot))
+        backward = jax.vjp(f, x, kernel)[1](y_bar)
+        per_example = jax.vmap(lambda x, y: jax.vjp(lambda k: f(x[None], k), kernel)[1](y[None])[0])(x, y_bar)
+        return value, forward, backward, per_example
 
-    close(*map(per_example, both))
+    close(*(jax.jit(derivatives, static_argnums=0)(f) for f in both))
 
 
 # Products in the gradient of the kernel alone: none in XLA's own, nine taps, or Winograd's sixteen.

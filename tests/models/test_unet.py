@@ -127,11 +127,12 @@ def test_predictions_become_noise():
     spec = ModelSpec(architecture=TINY_GUIDED, image_shape=(4, 4, 3), schedule=schedule)
     variables, (x, _, _) = random_variables(TINY_GUIDED), inputs(TINY_GUIDED)
     tables = schedule.build()
-    applies = {kind: jax.jit(models.denoise(dataclasses.replace(spec, prediction=kind))) for kind in PREDICTIONS}
+    applies = {kind: models.denoise(dataclasses.replace(spec, prediction=kind)) for kind in PREDICTIONS}
+    every = jax.jit(lambda t: {kind: apply(variables, x, t, None) for kind, apply in applies.items()})
     for t in (3, 19):
         output = np.asarray(forward(TINY_GUIDED)(variables, x, jnp.asarray(t)))[..., :3]
         alpha, sigma = float(tables.sqrt_abar(t)), float(tables.sigma(t))
-        eps = {kind: np.asarray(apply(variables, x, jnp.asarray(t), None)) for kind, apply in applies.items()}
+        eps = {kind: np.asarray(answer) for kind, answer in every(jnp.asarray(t)).items()}
         np.testing.assert_allclose(eps["epsilon"], output, atol=1e-5)
         np.testing.assert_allclose(alpha * output + sigma * eps["sample"], x, atol=1e-4)
         x0 = alpha * np.asarray(x) - sigma * output  # from v

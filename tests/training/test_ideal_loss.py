@@ -6,6 +6,7 @@ best loss at middle noise is well above 0, and the closed form knows it.
 
 import jax
 import numpy as np
+import pytest
 import tiny
 
 import dime_jax as dj
@@ -15,21 +16,30 @@ IMAGE = np.array([[0.9, -0.9], [0.9, -0.9]], np.float32)[None, :, :, None]
 TIMES = (300, 400, 500)
 
 
-def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule):
+def most_of_the_way(best):
+    """From 1, the loss of a fresh network."""
+    return 1 - 0.6 * (1 - best)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch_size", "limit"),
+    [(150, 64, most_of_the_way), pytest.param(500, 256, lambda best: 1.1 * best, marks=pytest.mark.slow)],
+)
+def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule, steps, batch_size, limit):
     spec = tiny.spec(
         (2, 2, 1), stem_channels=16, level_channels=(16,), time_features=16, time_channels=64, norm_groups=1
     )
     recipe = training.TrainingRecipe(
-        steps=500, batch_size=256, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True
+        steps=steps, batch_size=batch_size, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True
     )
     options = training.TrainingOptions(silent=True, devices=jax.devices()[:1])
     model = dj.load_denoiser(training.train(tmp_path, spec, data.from_images(IMAGE), [0], recipe, options=options))
     points = np.concatenate([IMAGE, IMAGE[:, :, ::-1]])
     ideal = dj.IdealDenoiser(points, schedule)
 
-    noise = np.random.default_rng(0).standard_normal((4000, 2, 2, 1), np.float32)
+    noise = np.random.default_rng(0).standard_normal((1000, 2, 2, 1), np.float32)
     for t in TIMES:
-        x = float(schedule.sqrt_abar(t)) * np.tile(points, (2000, 1, 1, 1)) + float(schedule.sigma(t)) * noise
+        x = float(schedule.sqrt_abar(t)) * np.tile(points, (500, 1, 1, 1)) + float(schedule.sigma(t)) * noise
         found, best = (float(np.mean((np.asarray(denoiser.eps(x, t)) - noise) ** 2)) for denoiser in (model, ideal))
         assert best > 0.05
-        assert abs(found - best) < 0.1 * best
+        assert 0.9 * best < found < limit(best)
