@@ -77,12 +77,13 @@ def open_model(
     if hub.is_hub_name(model):
         fetched = hub.fetch(str(model))
         origin = f"{str(model).partition('@')[0]} at commit {fetched.commit}"
-        return _converted(fetched.directory, origin, Path(cache), options, say)._replace(commit=fetched.commit)
+        opened = _converted(fetched.directory, origin, Path(cache), options, say)._replace(commit=fetched.commit)
+        return _as_named(opened, str(model).partition("@")[0], options)
     path = Path(model)
     if not path.exists() or (path / checkpoints.SPEC_FILE).is_file():
         origin = "a model directory" if path.exists() else "shipped with dime_jax"
         return _needs_no_conversion(_opened(path, origin, options, say), options.conversion())
-    return _converted(path, path.name, Path(cache), options, say)
+    return _as_named(_converted(path, path.name, Path(cache), options, say), path.resolve().name, options)
 
 
 def _hosted(url: str, options: ConversionOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
@@ -121,6 +122,12 @@ def _converted(path: Path, what: str, cache: Path, options: ConversionOptions, s
         return _opened(directory, f"converted from {what} before, kept in {directory.name}", options, say)
     convert.convert(path, directory, options.without_use(), lambda spec: say(describe_memory(spec, options.hold)))
     return _opened(directory, f"converted from {what}, kept in {directory.name}", options, lambda text: None)
+
+
+def _as_named(opened: OpenedModel, name: str, options: ConversionOptions) -> OpenedModel:
+    """The model under the name by which its user knows it, LoRAs included, and not that of where it is kept."""
+    opened.denoiser.name = " + ".join([name, *(Path(lora).name for lora in options.lora)])
+    return opened
 
 
 def _opened(path: Path, origin: str, options: ConversionOptions, say: Say) -> OpenedModel:

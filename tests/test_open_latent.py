@@ -152,6 +152,7 @@ def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):
     expected = open_pipeline(FOLDER, loras=(Lora(file, 0.5),)).variables()
     jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, expected)
     assert "LoRA: style.safetensors at scale 0.5" in model.facts
+    assert model.denoiser.name == "stable_diffusion + style.safetensors"
     assert model.denoiser.fingerprint != opened.denoiser.fingerprint
     same = dj.open_model(FOLDER, tmp_path / "cache", options)
     assert "before" in same.origin
@@ -197,6 +198,8 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
         dj.open_model(output, tmp_path, ConversionOptions(lora=["x"]))
     with pytest.raises(ValueError, match="unknown latent 'median'"):
         dj.open_model(output, tmp_path, ConversionOptions(latent="median"))
+    with pytest.raises(ValueError, match="unknown latent_weighting 'push'; expected one of none, pullback"):
+        dj.open_model(output, tmp_path, ConversionOptions(latent_weighting="push"))
 
 
 def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
@@ -218,5 +221,5 @@ def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
     snapshot = shutil.copytree(FOLDER, tmp_path / commit)
     monkeypatch.setattr(hub, "fetch", lambda name: hub.HubModel(pathlib.Path(snapshot), commit, ()))
     model = dj.open_model("hf:owner/name@main", tmp_path / "cache")
-    assert model.commit == commit
+    assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
     assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")
