@@ -96,6 +96,7 @@ def serve_until_stopped(denoiser: Denoiser, options: ServeOptions, name: str | N
     server = Server(denoiser, options, name, log)
     handlers = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        server.hosted.warm_up()
         with server:
             print(f"serving {server.url}", flush=True)
             if options.token_env is None:

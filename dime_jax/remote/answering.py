@@ -86,6 +86,12 @@ class Hosted:
         platform = jax.local_devices()[0].platform
         self._micro_batch = default_micro_batch(denoiser.shape, platform) if denoiser.traceable else options.max_batch
 
+    def warm_up(self) -> None:
+        """Compile a network, on a blank image that counts as no query, so that the first request need not wait."""
+        if self._denoiser.traceable:
+            blank = jax.tree.map(lambda one: np.zeros((1, *one.shape), one.dtype), self._denoiser.condition_shape)
+            self._evaluate(np.zeros((1, *self._denoiser.shape), np.float32), np.zeros(1, np.int32), blank)
+
     def metadata(self) -> JsonObject:
         """What GET /v2/models/NAME answers: shape, schedule and fingerprint, and nothing about the network."""
         denoiser = self._denoiser
