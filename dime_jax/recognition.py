@@ -136,8 +136,8 @@ def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Sco
             raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
         say("warning: the budget is used up, so it is not checked that this is the same model")
         return
-    if entry.answer is None and made > entry.queries and not _entries(directory):
-        say("warning: begun by an older version, which kept no answer of the model: expected that it is still the same")
+    if not _entries(directory) and any(directory.rglob("manifest.json")):  # of a score table
+        say("warning: begun by an older version, which kept no answer of the model: make sure it is still the same")
     allowance = None if total is None else total - made
     with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
         answers = [_ask(directory, denoiser, options, ledger, say) for _ in range(needed)]

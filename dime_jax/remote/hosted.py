@@ -135,7 +135,7 @@ class RemoteDenoiser(Denoiser):
         binary = self._encoding.binary
         outputs = [{"name": EPS, "parameters": {"binary_data": True}} if binary else {"name": EPS}]
         # KServe gives the id back, and fails if there is none.
-        request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs, id=EPS)
+        request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs, id="dime_jax")
         x = tensors[X]
         reply = self._transport.post(
             f"{self._path}/infer", request.body, request.headers, protocol.most_bytes(x.size), len(x)
@@ -154,10 +154,12 @@ class RemoteDenoiser(Denoiser):
             message = protocol.Message(reply.body, None if length is None else int(length))
             tensors = protocol.decode("outputs", message).tensors
         except protocol.Malformed as error:
-            raise ValueError(f"{self.name} gave no answer that can be read: {error}") from None
+            said = self._transport.scrub(str(error))
+            raise ValueError(f"{self.name} gave no answer that can be read: {said}") from None
         eps = tensors.get(EPS)
         if eps is None:
-            raise ValueError(f"expected the answer of {self.name} to hold {EPS}, got {', '.join(tensors) or 'nothing'}")
+            got = self._transport.scrub(", ".join(tensors) or "nothing")
+            raise ValueError(f"expected the answer of {self.name} to hold {EPS}, got {got}")
         if eps.dtype != np.float32 or eps.shape != shape:
             got = f"{eps.dtype} {list(eps.shape)}"
             raise ValueError(f"expected {EPS} of {self.name} to be float32 {list(shape)}, got {got}")

@@ -244,6 +244,8 @@ class Transport:
         try:
             timer.start()
             yield connection
+            if late.is_set():  # what was read until then may look like an answer
+                raise TimeoutError
         except ssl.SSLCertVerificationError as error:
             connection.close()
             raise ValueError(f"{place}: its certificate is not valid: {printable(error.verify_message)}") from None
@@ -296,7 +298,9 @@ def _close(connections: list[tuple[http.client.HTTPConnection, float]]) -> None:
 
 
 def _read(response: http.client.HTTPResponse, most: int, place: Place) -> bytes:
-    """The body, which must be whole and not too long."""
+    """The body, which must say its length, be whole and not too long."""
+    if response.length is None and not response.chunked:
+        raise http.client.HTTPException("the answer does not say how long it is, so it may be cut short")
     if response.length is not None and response.length > most:
         raise ValueError(f"{place} sends {response.length:,} bytes: expected at most {most:,}")
     body = response.read(most + 1)

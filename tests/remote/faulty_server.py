@@ -155,6 +155,12 @@ def truncated(handler, status, headers, body):
     handler.close_connection = True
 
 
+def no_headers(handler, status, headers, body):
+    """An answer that ends in the middle of its headers."""
+    handler.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: appl")
+    handler.close_connection = True
+
+
 def short_tensor(handler, status, headers, body):
     """An answer that is whole, with a tensor that is not."""
     reply(handler, status, headers, body[:-4])
@@ -192,7 +198,7 @@ def slow(seconds):
 def dripping(handler, *right):
     """An answer whose headers come a byte at a time."""
     with contextlib.suppress(OSError):
-        for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"y" * 30:
+        for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"y" * 60:
             handler.connection.sendall(bytes([byte]))
             time.sleep(0.05)
     handler.close_connection = True

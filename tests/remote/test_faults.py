@@ -52,17 +52,18 @@ def test_without_faults_requests_are_cut_and_connections_kept(tmp_path):
     [
         (stub.reset, "closed before|ended after|reset"),
         (stub.truncated, "ended after"),
+        (stub.no_headers, "does not say how long it is"),
         (stub.busy(503), r"is busy \(HTTP 503\)"),
         (stub.busy(502), "is busy"),
         (stub.busy(500, text=b'{"error": "out of memory"}'), "HTTP 500: out of memory"),
-        (stub.slow(1.2), "did not answer within 0.6 s"),
-        (stub.dripping, "did not answer within 0.6 s"),
+        (stub.slow(2.5), "did not answer within 1.5 s"),
+        (stub.dripping, "did not answer within 1.5 s"),
     ],
 )
 def test_what_passes_is_asked_again(tmp_path, fault, reason):
     faults = {2: fault} if "500" not in reason else {4: fault}  # the first 500 may be a refusal of binary tensors
     x = X if "500" not in reason else np.concatenate([X, X])
-    options = dj.RemoteOptions(max_batch=4, in_flight=1, timeout=0.6)
+    options = dj.RemoteOptions(max_batch=4, in_flight=1, timeout=1.5 if "1.5" in reason else 30)
     with FaultyServer(faults=faults) as server:
         answer, said = ask(server, tmp_path, x, options)
         np.testing.assert_array_equal(answer, tanh_model(x, T))

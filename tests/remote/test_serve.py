@@ -141,6 +141,8 @@ def test_a_compiled_model_answers_alike_in_any_company():
 
     square = dj.Denoiser(apply, (), dj.linear_schedule(), (4, 4), name="square")
     with Server(square) as running:
+        running.hosted.warm_up()
+        assert (len(traces), running.hosted.queries) == (1, 0)
         denoiser = dj.RemoteDenoiser(running.url)
         x = X[..., 0]
         whole = np.asarray(denoiser.eps(x, 70))
