@@ -25,6 +25,7 @@ from experiments.attack import CONFIG_FILE
 from experiments.runs import read_run
 
 _DPI = 130
+_ATTACKED = 200  # attacks on small models choose timesteps up to here
 
 
 class Drawing(NamedTuple):
@@ -216,8 +217,19 @@ def ideal_gap_section(gap: model_figures.IdealGap, picture: str) -> str:
             words,
             f"![distance from the ideal denoiser over t]({picture})\n",
             markdown.table(header, rows),
+            _ranks(gap),
         ]
     )
+
+
+def _ranks(gap: model_figures.IdealGap) -> str:
+    """How far the network ranks images as the ideal does, at the noise levels that attacks use, in a sentence."""
+    ranges = []
+    for name, words in (("crowding", "crowding"), ("level", "the level")):
+        ranks = [rank for t, rank in zip(gap.t, gap.rank_correlation[name]) if t <= _ATTACKED and rank is not None]
+        finite = [rank for rank in ranks if np.isfinite(rank)]
+        ranges.append(f"that of {words} between {min(finite):+.2f} and {max(finite):+.2f}" if finite else "")
+    return f"Rank correlations with the ideal up to t = {_ATTACKED}: {' and '.join(filter(None, ranges))}.\n"
 
 
 DRAWINGS = {
