@@ -22,6 +22,8 @@ from .ideal import ErrorDecomposition, IdealDenoiser
 from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
+__version__: str
+
 __all__ = [
     "Attack",
     "AuditConfig",

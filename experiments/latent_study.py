@@ -9,7 +9,6 @@ The autoencoder learns from all digits, the U-Net from the members alone, each w
 The text encoder keeps its random weights, as Stable Diffusion's keeps those it came with.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -26,6 +25,7 @@ from PIL import Image
 
 from checkpoints_convert import latent_names, mapping
 from dime_jax import data
+from dime_jax._flags import Parser
 from dime_jax._typing import PyTree
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
@@ -304,7 +304,7 @@ def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train a tiny text-to-image model, and save it as diffusers does.")
+    parser = Parser(description="Train a tiny text-to-image model, and save it as diffusers does.")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="where the pipeline and the images go")
     parser.add_argument("--size", choices=list(SIZES), default="smoke", help="how much to train (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -5,6 +5,7 @@ per host with `--distributed`; elsewhere also give `--coordinator=HOST:PORT --nu
 processes must see the same workdir.
 """
 
+import sys
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,19 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
+from dime_jax._flags import underscored
+
 Main = Callable[[ConfigDict, str, str], None]
+
+
+def run_app(main: Callable[[list[str]], None]) -> None:
+    """Parse absl's flags in either spelling, `--num-processes` or `--num_processes`, and call `main(argv)`.
+
+    The arguments are respelt where everyone looks, since a config's overrides (`--config.attack.seed=1`) are read from
+    `sys.argv` again.
+    """
+    sys.argv[1:] = underscored(sys.argv[1:])
+    app.run(main)
 
 
 def launch(main: Main, config_file: str) -> None:
@@ -40,4 +53,4 @@ def launch(main: Main, config_file: str) -> None:
         except (ValueError, OSError) as error:
             raise SystemExit(f"error: {error}") from None
 
-    app.run(run)
+    run_app(run)

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 from dime_jax import metrics
 from experiments import paper_values
+from experiments.launch import run_app
 from experiments.runs import Row, Run, read_run
 
 METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
@@ -304,4 +305,4 @@ if __name__ == "__main__":
             page = pathlib.Path(_RESULTS.value)
             page.write_text("\n".join([results_page(tables, page), *studies]), encoding="utf-8")
 
-    app.run(_main)
+    run_app(_main)
