@@ -29,8 +29,6 @@ def _underscored(word: str) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser, and parsers of subcommands, that read both spellings; options are declared with underscores."""
 
-    def parse_known_args(  # type: ignore[override]  # one signature for the overloads of argparse
-        self, args: Iterable[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, which calls this for every way to parse and for every subcommand."""
         return super().parse_known_args(underscored(sys.argv[1:] if args is None else args), namespace)
