@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help audit test test-slow lint format bench figures parity parity-full-size lock clean
+.PHONY: help audit test test-slow lint format docs notebook wheel bench figures parity parity-full-size lock clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -58,6 +58,10 @@ bench: $(PARITY)/.installed  ## speed ratios, measured side by side
 
 figures: $(STAMP)  ## every figure that needs no accelerator
 	$(BIN)/python -m experiments.figures --output=out/figures
+
+wheel: $(STAMP)  ## build the wheel, and try it in an environment of its own
+	$(BIN)/python -m hatchling build --target wheel --directory out/dist
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 lock:  ## renew requirements.lock (needs uv)
 	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra latent --extra tfds --python-version 3.11 --universal \
