@@ -222,7 +222,7 @@ def _chunks(count: int) -> list[_Chunk]:
 
 
 def _similar_in(keys: np.ndarray, bits: int) -> Iterator[np.ndarray]:
-    """Every pair of rows whose keys, uint64 numbers of that many bits, differ in at most one bit; once, in any order."""
+    """Every pair of rows whose keys, numbers of so many bits, differ in at most one bit; once, in any order."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     rows = np.arange(len(keys))
