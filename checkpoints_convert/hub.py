@@ -1,7 +1,8 @@
 """Models and datasets on the Hugging Face Hub, by names such as hf:owner/name or hf:owner/name@revision.
 
-`huggingface-hub` downloads and caches. Of models, only the files that a conversion reads are fetched: configs, tokenisers, and one
-set of weights for each network, safetensors before pickles. What was fetched before is found again without a network.
+`huggingface-hub` downloads and caches. Of models, only the files that a conversion reads are fetched: configs,
+tokenisers, and one set of weights for each network, safetensors before pickles. What was fetched before is found again
+without a network.
 """
 
 import os

@@ -324,6 +324,12 @@ def _add_audit(commands: _Commands) -> None:
     audit.add_argument("--images", help="with --split: the images that the split's indices refer to")
     audit.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
     audit.add_argument(
+        "--variations",
+        action="store_true",
+        help="ask about each candidate also mirrored, cropped and encoded again, in case such a variation was used; "
+        "8 times the queries for candidates",
+    )
+    audit.add_argument(
         "--randomised", action="store_true", help="say that a coin decided, before training, who became a member"
     )
     audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")

@@ -294,6 +294,7 @@ def test_every_setting_of_an_audit_is_an_option():
         "split",
         "delta",
         "randomised",
+        "variations",
     }
 
 

@@ -94,7 +94,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
     scores = record.scores(record.decider).finite()
-    candidates, _ = record.candidate_scores()
+    candidates = record.own_scores(record.arrays.candidates)
     candidates = candidates[np.isfinite(candidates)]
     low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)
     if candidates.size:
