@@ -74,7 +74,7 @@ out/docs/five_minutes.ipynb: docs/five_minutes.ipynb
 notebook: $(STAMP) out/docs/five_minutes.ipynb  ## execute docs/five_minutes.ipynb
 
 docs: $(STAMP) out/audit/report.html out/docs/figures/roc.svg out/docs/five_minutes.ipynb  ## build the site into out/site; warnings are errors
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lock:  ## renew requirements.lock (needs uv)
 	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra latent --extra tfds --extra docs --python-version 3.11 --universal \

@@ -86,7 +86,9 @@ def _code(cell: dict) -> str:
     for output in cell["outputs"]:
         data = output.get("data", {})
         if "image/png" in data:
-            parts.append(f'<img alt="What the cell above drew" src="data:image/png;base64,{data["image/png"].strip()}">')
+            parts.append(
+                f'<img alt="What the cell above drew" src="data:image/png;base64,{data["image/png"].strip()}">'
+            )
         elif output.get("text") or "text/plain" in data:
             parts.append(f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts)
@@ -127,5 +129,6 @@ def _defined(module: types.ModuleType, seen: set[str]) -> list[str]:
 
 
 def _ours(one: type | types.FunctionType, module: types.ModuleType) -> bool:
-    listed = hasattr(module, "__all__")
-    return one.__module__.split(".")[0] in ("dime_jax", "checkpoints_convert") if listed else one.__module__ == module.__name__
+    if not hasattr(module, "__all__"):
+        return one.__module__ == module.__name__
+    return one.__module__.split(".")[0] in ("dime_jax", "checkpoints_convert")
