@@ -102,7 +102,7 @@ def api_page() -> str:
     lines = [
         "# API reference",
         "",
-        "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics` and so on.",
+        "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics`, …",
         "Lower scores mean member, for every statistic, everywhere.",
         "",
         "## dime_jax",
