@@ -12,7 +12,7 @@ from dime_jax.auditing.images import open_images
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings import json_files, wording
 
-MEMBERS, HELDOUT, CANDIDATES = images(60, 0), images(60, 21), np.concatenate([images(6, 2), images(6, 6)])
+MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 MODEL = memoriser(np.concatenate([MEMBERS, CANDIDATES[:6, :, ::-1]]))
 ROLES = {
     "members": source(MEMBERS, "m"),
@@ -45,7 +45,7 @@ def test_the_pictures_whose_mirror_images_were_used_are_found(rows):
 def test_as_they_are_they_look_like_any_other_picture(result, directory):
     record = json_files.read_record(directory)
     own, heldout = (record.own_scores(side) for side in (record.arrays.candidates, record.arrays.heldout))
-    assert np.min(evidence.conformal_p_values(own[:6], heldout)) > 0.1
+    assert np.median(evidence.conformal_p_values(own[:6], heldout)) > 0.3
 
 
 def test_held_out_images_are_given_the_same_chances(result, directory, rows):
