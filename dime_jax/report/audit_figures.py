@@ -100,7 +100,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
         "differential privacy would allow, TPR ≤ e^ε FPR + δ. The vertical line marks 1 % false alarms.",
         f"ROC curves. {_title(record.decider)} finds {100 * row.tpr_at_1pct_fpr.value:.1f} per cent of members "
         "at 1 per cent false alarms.",
-        Numbers(["Attack (queries)", *(f"% found at {100 * fpr:g} % false alarms" for fpr in _LISTED_FPRS)], numbers),
+        Numbers(["Members found, %, by", *(f"at {100 * fpr:g} % FPR" for fpr in _LISTED_FPRS)], numbers),
     )
 
 
@@ -339,7 +339,7 @@ def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
         for name, sample in samples.items()
         if sample.size
     ]
-    return Numbers([what, *(f"{100 * share:.0f} % are below" for share in _LISTED_SHARES)], rows)
+    return Numbers([what, *(f"{100 * share:.0f} % below" for share in _LISTED_SHARES)], rows)
 
 
 def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
