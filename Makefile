@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help audit test test-slow lint format bench figures results parity parity-full-size lock clean
+.PHONY: help audit test test-slow lint format docs notebook wheel bench figures results parity parity-full-size lock clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -62,8 +62,25 @@ figures: $(STAMP)  ## every figure that needs no accelerator
 results: $(STAMP)  ## write docs/RESULTS.md again from docs/results
 	$(BIN)/python -m experiments.tables --kept=docs/results --results=docs/RESULTS.md
 
+wheel: $(STAMP)  ## build the wheel, and try it in an environment of its own
+	$(BIN)/python -m hatchling build --target wheel --directory out/dist
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+# What the site is made from besides its pages: each is made once, until it is removed.
+out/audit/report.html:
+	$(BIN)/dime-jax audit --output out/audit --quiet
+out/docs/figures/roc.svg:
+	$(BIN)/python -m experiments.figures --runs=docs/results/digits,docs/results/cifar10_laptop --output=out/docs/figures
+out/docs/five_minutes.ipynb: docs/five_minutes.ipynb
+	$(BIN)/python docs/run_notebook.py $< $@
+
+notebook: $(STAMP) out/docs/five_minutes.ipynb  ## execute docs/five_minutes.ipynb
+
+docs: $(STAMP) out/audit/report.html out/docs/figures/roc.svg out/docs/five_minutes.ipynb  ## build the site into out/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 lock:  ## renew requirements.lock (needs uv)
-	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra latent --extra tfds --python-version 3.11 --universal \
+	uv pip compile pyproject.toml --extra dev --extra train --extra dp --extra latent --extra tfds --extra docs --python-version 3.11 --universal \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 clean:  ## remove the environment and outputs

@@ -1,15 +1,16 @@
-"""Models on the Hugging Face Hub, by names such as hf:owner/name or hf:owner/name@revision.
+"""Models and datasets on the Hugging Face Hub, by names such as hf:owner/name or hf:owner/name@revision.
 
-`huggingface-hub` downloads and caches. Only the files that a conversion reads are fetched: configs, tokenisers, and one
-set of weights for each network, safetensors before pickles. What was fetched before is found again without a network.
+`huggingface-hub` downloads and caches. Of models, only the files that a conversion reads are fetched: configs,
+tokenisers, and one set of weights for each network, safetensors before pickles. What was fetched before is found again
+without a network.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from checkpoints_convert.torch_file import printable
 from checkpoints_convert.torch_pickle import CheckpointError
@@ -49,6 +50,7 @@ class HubModel(NamedTuple):
 class _Repository(NamedTuple):
     name: str
     revision: str | None
+    kind: Literal["model", "dataset"]
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
@@ -77,11 +79,33 @@ def fetch(
       CheckpointError: one line, for a name of another form, a repository or revision that is not there, a gated one, a
         Hub that cannot be reached while the model is not in the cache, or a repository without weights that are known.
     """
-    repository = _parse(name)
+    return fetch_files(
+        name, lambda names: needed_files(names, variant, weights), cache_dir=cache_dir, endpoint=endpoint
+    )
+
+
+def fetch_files(
+    name: str,
+    choose: Callable[[list[str]], list[str]],
+    *,
+    kind: Literal["model", "dataset"] = "model",
+    cache_dir: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+) -> HubModel:
+    """Fetch some files of a repository on the Hub, or find them in the cache if the Hub cannot be reached.
+
+    Args:
+      name: see `fetch`, as are the last two.
+      choose: the files to fetch, of the paths of all; raises CheckpointError with the reason if there is none.
+      kind: of repository.
+      cache_dir: where files are kept.
+      endpoint: address of the Hub.
+    """
+    repository = _parse(name, kind)
     hub = _import_hub()
     try:
         names = _listed_files(hub, repository, endpoint)
-        files = needed_files(names, variant, weights)
+        files = choose(names)
         directory = Path(_snapshot(hub, repository, files, cache_dir, endpoint))
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise CheckpointError(f"{name}: {_why_not(hub, error, repository)}") from None
@@ -89,7 +113,7 @@ def fetch(
         raise CheckpointError(f"{name}: {error}") from None
     # No network, a broken one and a Hub in trouble raise types of several libraries, which change with its versions.
     except Exception as error:
-        return _from_cache(hub, name, repository, variant, weights, cache_dir, error)
+        return _from_cache(hub, name, repository, choose, cache_dir, error)
     return _complete(name, directory, files)
 
 
@@ -174,11 +198,11 @@ def _only_single_file(files: Sequence[str]) -> str:
     raise CheckpointError("has no weights that are known: expected a diffusers folder, or one file of weights")
 
 
-def _parse(name: str) -> _Repository:
+def _parse(name: str, kind: Literal["model", "dataset"]) -> _Repository:
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
         raise CheckpointError(printable(f"expected hf:owner/name or hf:owner/name@revision, got {name[:200]!r}"))
-    return _Repository(match["repository"], match["revision"])
+    return _Repository(match["repository"], match["revision"], kind)
 
 
 def _import_hub() -> ModuleType:
@@ -191,7 +215,9 @@ def _import_hub() -> ModuleType:
 
 
 def _listed_files(hub: ModuleType, repository: _Repository, endpoint: str | None) -> list[str]:
-    info = hub.HfApi(endpoint=endpoint).model_info(repository.name, revision=repository.revision)
+    info = hub.HfApi(endpoint=endpoint).repo_info(
+        repository.name, revision=repository.revision, repo_type=repository.kind
+    )
     return [sibling.rfilename for sibling in info.siblings or ()]
 
 
@@ -206,6 +232,7 @@ def _snapshot(
     return hub.snapshot_download(
         repository.name,
         revision=repository.revision,
+        repo_type=repository.kind,
         allow_patterns=list(patterns),
         cache_dir=cache_dir,
         endpoint=endpoint,
@@ -217,20 +244,19 @@ def _from_cache(
     hub: ModuleType,
     name: str,
     repository: _Repository,
-    variant: str | None,
-    weights: bool,
+    choose: Callable[[list[str]], list[str]],
     cache_dir: str | os.PathLike[str] | None,
     why: Exception,
 ) -> HubModel:
     """What was fetched before, if it is complete."""
     try:
         directory = Path(_snapshot(hub, repository, _CONFIGS, cache_dir, local_files_only=True))
-        files = needed_files(_cached_files(hub, repository, directory, cache_dir), variant, weights)
+        files = choose(_cached_files(hub, repository, directory, cache_dir))
         return _complete(name, directory, files)
     except (OSError, ValueError):
         reason = printable(" ".join(f"{type(why).__name__}: {why}".split()))[:200]
         raise CheckpointError(
-            f"{name}: the Hub cannot be reached, and the model is not complete in the cache ({reason})"
+            f"{name}: the Hub cannot be reached, and the {repository.kind} is not complete in the cache ({reason})"
         ) from None
 
 
@@ -239,7 +265,9 @@ def _cached_files(
 ) -> list[str]:
     """The repository's files as they were listed when it was fetched, or those that are there."""
     try:
-        tree = hub.get_cached_repo_tree(repository.name, revision=directory.name, cache_dir=cache_dir)
+        tree = hub.get_cached_repo_tree(
+            repository.name, revision=directory.name, repo_type=repository.kind, cache_dir=cache_dir
+        )
         return [file.path for file in tree]
     except Exception:  # versions before 2 keep no list, others have not always one
         return [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]

@@ -6,4 +6,6 @@ when they are first used, so that `import dime_jax` and `dime-jax --help` are qu
 
 import lazy_loader
 
+__version__ = "0.1.0"
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

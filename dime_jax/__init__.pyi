@@ -24,6 +24,8 @@ from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .remote import RemoteDenoiser, RemoteOptions
 from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
+__version__: str
+
 __all__ = [
     "Attack",
     "AuditConfig",

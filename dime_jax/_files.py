@@ -1,11 +1,12 @@
 """Files of a run: written completely or not at all, by one process at a time."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 from collections.abc import Iterator
+
+import filelock
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
@@ -39,19 +40,19 @@ def locked(directory: pathlib.Path, what: str) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / "lock", "ab")  # noqa: SIM115 (closed below)
+        held = filelock.FileLock(directory / "lock").acquire(timeout=0)
+    except filelock.Timeout:
+        raise ValueError(f"another run is writing the {what} {directory}; wait for it or stop it") from None
     except OSError as error:
         raise OSError(error.errno, f"cannot write a {what}: {error.strerror}", str(directory)) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another run is writing the {what} {directory}; wait for it or stop it") from None
+    with held:
         yield
 
 
 def _sync_directory(directory: pathlib.Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories, and keeps renamed files without this
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,7 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import shtab
+
+import dime_jax
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
+from dime_jax._flags import Parser
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -28,6 +32,31 @@ if TYPE_CHECKING:
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+# What a shell may complete with the names of files and folders.
+_PATHS = frozenset(
+    [
+        "after",
+        "attack_module",
+        "audit",
+        "autoencoder",
+        "before",
+        "candidates",
+        "groups",
+        "heldout",
+        "images",
+        "labels",
+        "lora",
+        "members",
+        "model",
+        "model_flags",
+        "output",
+        "run",
+        "schedule",
+        "source",
+        "split",
+    ]
+)
 
 # Which of --images, --split, --members and --heldout go together.
 _WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
@@ -255,11 +284,13 @@ _DEBUG_HELP = "show where an error comes from"
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dime-jax",
         description="Which images was a diffusion model trained on?",
         epilog="example: dime-jax audit    (audits the model that ships with the package)",
     )
+    parser.add_argument("--version", action="version", version=f"dime-jax {dime_jax.__version__}")
+    shtab.add_argument_to(parser, "--print_completion", help="print a completion script for your shell")
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_audit(commands)
@@ -269,7 +300,17 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_models(commands)
     _add_serve(commands)
+    _complete_paths(parser)
     return parser
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                _complete_paths(subparser)
+        elif action.dest in _PATHS:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def _add_audit(commands: _Commands) -> None:
@@ -297,6 +338,12 @@ def _add_audit(commands: _Commands) -> None:
     audit.add_argument("--heldout", help="images like them that it never saw")
     audit.add_argument("--images", help="with --split: the images that the split's indices refer to")
     audit.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
+    audit.add_argument(
+        "--variations",
+        action="store_true",
+        help="ask about each candidate also mirrored, cropped and encoded again, in case such a variation was used; "
+        "8 times the queries for candidates",
+    )
     audit.add_argument(
         "--randomised", action="store_true", help="say that a coin decided, before training, who became a member"
     )
@@ -511,7 +558,7 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_attack_module(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        *("--attack-module", "--attack_module"),
+        "--attack_module",
         metavar="FILE.py",
         help="a Python file of yours that registers attacks; it is run, so name only one that you trust",
     )
@@ -526,7 +573,7 @@ def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
     parser.add_argument(
-        "--fail-if",
+        "--fail_if",
         action="append",
         default=[],
         metavar="CONDITION",

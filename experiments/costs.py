@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from checkpoints_convert import guided
 from dime_jax import models, scoring
@@ -27,6 +27,7 @@ from dime_jax.models import ModelSpec
 from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
 from experiments.attack import jobs_of
+from experiments.launch import run_app
 
 STUDIES = {
     **dict.fromkeys(("cifar10", "cifar100", "stl10u", "celeba", "dp_celeba"), "ddpm"),
@@ -139,4 +140,4 @@ if __name__ == "__main__":
                 print(f"{name}: {seconds[name]:.4g} s per query on one {device}")
         print(to_markdown([cost(study) for study in STUDIES], seconds))
 
-    app.run(_main)
+    run_app(_main)

@@ -17,7 +17,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, flags, logging
+from absl import flags, logging
 from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
 
@@ -25,6 +25,7 @@ from dime_jax.report import figures
 from experiments import attack, model_figures, run_figures, synthetic
 from experiments.configs import digits_figures
 from experiments.configs import synthetic as synthetic_config
+from experiments.launch import run_app
 from experiments.runs import Run, read_run
 from experiments.study import open_study
 
@@ -97,4 +98,4 @@ if __name__ == "__main__":
         except ValueError as error:
             sys.exit(f"error: {error}")
 
-    app.run(_main)
+    run_app(_main)

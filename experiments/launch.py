@@ -7,6 +7,7 @@ processes must see the same workdir.
 With `--seeds=0,1,2` a study of several models runs one after the other (see `experiments.seeds`).
 """
 
+import sys
 from collections.abc import Callable
 
 import jax
@@ -14,9 +15,20 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
+from dime_jax._flags import underscored
 from experiments.seeds import seeded
 
 Main = Callable[[ConfigDict, str, str], None]
+
+
+def run_app(main: Callable[[list[str]], None]) -> None:
+    """Parse absl's flags in either spelling, `--num-processes` or `--num_processes`, and call `main(argv)`.
+
+    The arguments are respelt where everyone looks, since a config's overrides (`--config.attack.seed=1`) are read from
+    `sys.argv` again.
+    """
+    sys.argv[1:] = underscored(sys.argv[1:])
+    app.run(main)
 
 
 def launch(main: Main, config_file: str, *, many: bool = False) -> None:
@@ -52,4 +64,4 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
         except (ValueError, OSError) as error:
             raise SystemExit(f"error: {error}") from None
 
-    app.run(run)
+    run_app(run)

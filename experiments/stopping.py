@@ -22,6 +22,7 @@ from dime_jax.opening import open_model
 from dime_jax.scoring import score_table
 from experiments import train
 from experiments.configs import digits
+from experiments.launch import run_app
 
 WANTED = 0.6
 CHECKS_RUNNING = 2
@@ -104,4 +105,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run_app(main)

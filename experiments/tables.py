@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 from dime_jax import metrics
 from experiments import headings, images_alone, markdown, paper_values, questions
+from experiments.launch import run_app
 from experiments.runs import Row, Run, RunSet, group_runs, read_run
 
 
@@ -299,4 +300,4 @@ if __name__ == "__main__":
         except ValueError as error:
             sys.exit(f"error: {error}")
 
-    app.run(_main)
+    run_app(_main)

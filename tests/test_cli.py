@@ -1,13 +1,18 @@
+import argparse
 import dataclasses
 import json
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+import dime_jax as dj
 from dime_jax import auditing, cli
+from dime_jax._flags import underscored
 from dime_jax.report import html
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -289,4 +294,68 @@ def test_every_setting_of_an_audit_is_an_option():
         "split",
         "delta",
         "randomised",
+        "variations",
     }
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        cli.main(["--version"])
+    assert exit_code.value.code == 0
+    assert capsys.readouterr().out == f"dime-jax {dj.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", dj.__version__)
+
+
+def options_of(parser, command=()):
+    """Every command of a parser with the long options that it takes."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, subparser in action.choices.items():
+                yield from options_of(subparser, (*command, name))
+        else:
+            yield from ((command, option) for option in action.option_strings if option.startswith("--"))
+
+
+def test_options_are_declared_with_underscores():
+    """With dashes they would not be found: both spellings become underscores."""
+    declared = list(options_of(cli.build_parser()))
+    assert (("audit",), "--fail_if") in declared
+    assert (("models", "check"), "--image_size") in declared
+    assert not [option for _, option in declared if "-" in option[2:]]
+
+
+@pytest.mark.parametrize(("dash", "line"), [(dash, line) for dash in "-_" for line in ("{}=8", "{} 8")])
+def test_both_spellings_of_an_option_are_read(dash, line):
+    option = line.format(f"--image{dash}size").split()
+    parsed = cli.build_parser().parse_args(
+        ["audit", *option, f"--fail{dash}if", "dime-x@1.auc > 0", "--output=a-b/--c-d"]
+    )
+    assert (parsed.image_size, parsed.fail_if, parsed.output) == (8, ["dime-x@1.auc > 0"], pathlib.Path("a-b/--c-d"))
+
+
+def test_names_after_the_end_of_options_stay_as_they_are():
+    assert underscored(["--a-b", "c-d", "-e-f", "--", "--g-h"]) == ["--a_b", "c-d", "-e-f", "--", "--g-h"]
+    assert cli.build_parser().parse_args(["report", "--", "--my-audit"]).audit == pathlib.Path("--my-audit")
+
+
+COMPLETIONS = {
+    "aud": ["audit"],
+    "audit --cal": ["--calibration_size"],
+    "audit --profile p": ["paper"],
+    "audit --model gold": ["golden"],
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_choices_and_files(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--print-completion", "bash"])
+    (tmp_path / "golden").mkdir()
+    (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
+    ask = (
+        "COMP_WORDS=(dime-jax {}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
+        "_shtab_dime_jax; echo ${{COMPREPLY[@]}}"
+    )
+    script = "\n".join(["source ./complete.sh", *(ask.format(words) for words in COMPLETIONS)])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETIONS.values())

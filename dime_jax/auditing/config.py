@@ -76,6 +76,7 @@ class AuditConfig:
       grid: parameters that replace the grid's, such as [{"t": 70}].
       calibration_size: at most so many images per class choose the settings; as the profile says if None.
       test_size: at most so many images per class are tested.
+      variations: ask about each candidate also mirrored, cropped and encoded again, and judge the best score of them.
       decide_with: "attack@queries" that decides about candidates; the best on the calibration half if None.
       level: the false discovery rate of the verdicts, and the level of the test on the whole set.
       timestep: of DIME, without known members.
@@ -106,6 +107,7 @@ class AuditConfig:
     grid: Sequence[Setting] | None = None
     calibration_size: int | None = None
     test_size: int | None = None
+    variations: bool = False
     decide_with: str | None = None
     level: float = 0.05
     timestep: int = 70
@@ -214,6 +216,7 @@ class AuditConfig:
             grid=None if self.grid is None else tuple(self.grid),
             calibration_size=self.calibration_size,
             test_size=self.test_size,
+            variations=self.variations or None,
             decide_with=self.decide_with,
             level=self.level,
             timestep=self.timestep,

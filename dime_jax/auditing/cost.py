@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
+from dime_jax.data.variations import VARIATIONS
 from dime_jax.denoiser import OWN, Denoiser
 from dime_jax.progress import duration
 from dime_jax.schedule import NoiseSchedule
@@ -48,10 +49,11 @@ def expected(
 ) -> Cost:
     """What an audit of these images will take."""
     jobs, candidates = config.jobs(conditions), len(images.candidates)
+    each = 1 + len(VARIATIONS) if config.variations else 1  # pictures for each candidate
     deciding = [job.queries for job in jobs if config.decide_with in (None, *planning.row_labels([job]))]
     if not config.members_known:
         heldout = len(images.split.heldout)
-        return Cost(0, 0, deciding[0] * (heldout + candidates) if candidates else 0, 1, heldout, deciding[0])
+        return Cost(0, 0, deciding[0] * each * (heldout + candidates) if candidates else 0, 1, heldout, deciding[0])
     sizes, witness = config.sizes(), planning.witness_jobs(jobs)
     halves = [len(side) // 2 for side in (images.split.member, images.split.heldout)]
     calibrated = [_at_most(half, sizes.calibration_size) for half in halves]
@@ -65,7 +67,7 @@ def expected(
     return Cost(
         sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image,
         sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
-        max(deciding) * (reference + candidates) if candidates else 0,
+        max(deciding) * each * (reference + candidates) if candidates else 0,
         len(jobs),
         reference,
         max(deciding),

@@ -23,11 +23,12 @@ from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.pictures import Blind
 from dime_jax.data import Split
+from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.denoiser import Denoiser
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.arrays import AuditArrays
 from dime_jax.findings.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
-from dime_jax.findings.record import Record, candidates_directory, read_reference
+from dime_jax.findings.record import Record, candidates_directory, read_reference, variations_directory
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.opening import OpenedModel, open_model
 from dime_jax.report import html
@@ -68,6 +69,8 @@ def audit(config: AuditConfig) -> AuditResult:
         score_candidates(
             config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
         )
+    if len(images.candidates) and config.variations:
+        _score_variations(config, model.denoiser, images, decision)
     return _report(_write_record(config, model, images, decision))
 
 
@@ -154,6 +157,22 @@ def score_candidates(
         directory,
         indices=pipeline.shuffled(np.concatenate([decision.heldout, images.candidates]), config.seed),
         tolerated=images.candidates,
+        seed=config.seed,
+        options=config.options.within(config.directory),
+    )
+
+
+def _score_variations(config: AuditConfig, denoiser: Denoiser, images: AuditImages, decision: Decision) -> None:
+    """Ask about variations of the held-out images and of the candidates alike."""
+    source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
+    places = np.arange(len(source))
+    scoring.score(
+        denoiser,
+        source,
+        [pipeline.frozen_job(decision.decider)],
+        variations_directory(config.directory, decision.label),
+        indices=pipeline.shuffled(places, config.seed),
+        tolerated=places[len(decision.heldout) * len(VARIATIONS) :],
         seed=config.seed,
         options=config.options.within(config.directory),
     )

@@ -69,7 +69,7 @@ def open_regular(path: pathlib.Path, what: str = "an image file") -> BinaryIO:
     Never waits, as opening a FIFO would, and asks what was opened, so that nobody can exchange it in between.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, _reading())
     except OSError as error:
         raise BadImage(f"cannot be opened: {error.strerror}") from error
     kind = os.fstat(descriptor).st_mode
@@ -77,6 +77,11 @@ def open_regular(path: pathlib.Path, what: str = "an image file") -> BinaryIO:
         return open(descriptor, "rb")
     os.close(descriptor)
     raise BadImage(f"is {_KINDS.get(stat.S_IFMT(kind), 'a special file')}, not {what}")
+
+
+def _reading() -> int:
+    """How to open a file: without waiting where a file can make one wait, and as bytes where text is the default."""
+    return os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def in_turn(pixels: int, function: Callable[[], T]) -> T:

@@ -5,7 +5,8 @@ hash *and* by pixels: on small images the hash alone is not enough (on scikit-le
 different images into one cluster).
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,8 @@ MAX_RMS = 14.0
 _HASH_SIDE = 32
 _THUMBNAIL_SIDE = 16
 _BLOCK = 1024
-_PAIRS_AT_ONCE = 2**24
+_PAIRS_AT_ONCE = 2**21
+_MAX_CHUNKED_DISTANCE = 14
 
 
 class Duplicates(NamedTuple):
@@ -176,13 +178,73 @@ def remove_shared(split: Split, grouping: np.ndarray) -> Split:
 
 
 def _near_pairs(hashes: np.ndarray, thumbnails: np.ndarray, max_distance: int, max_rms: float) -> np.ndarray:
-    """Pairs (i, j), i < j, with hashes and thumbnails close; all pairs are looked at, a block of rows at a time."""
+    """Pairs (i, j), i < j, in order, with hashes and thumbnails close: those that comparing all pairs would find."""
     found = [np.empty((0, 2), np.int64)]
-    block = max(1, _PAIRS_AT_ONCE // len(hashes))
-    for start in range(0, len(hashes), block):
-        distance = np.bitwise_count(hashes[start : start + block, None] ^ hashes[None, start:])
-        first, second = np.nonzero(np.triu(distance <= max_distance, k=1))
-        pairs = np.stack([first, second], axis=1) + start
-        difference = thumbnails[pairs[:, 0]].astype(np.float32) - thumbnails[pairs[:, 1]]
-        found.append(pairs[np.sqrt(np.mean(difference**2, axis=1)) <= max_rms])
-    return np.concatenate(found)
+    for pairs in _close_hashes(hashes, max_distance):
+        for start in range(0, len(pairs), _BLOCK):
+            block = pairs[start : start + _BLOCK]
+            difference = thumbnails[block[:, 0]].astype(np.float32) - thumbnails[block[:, 1]]
+            found.append(block[np.sqrt(np.mean(difference**2, axis=1)) <= max_rms])
+    near = np.concatenate(found)
+    return near[np.lexsort((near[:, 1], near[:, 0]))]
+
+
+class _Chunk(NamedTuple):
+    """Some neighbouring bits of a hash."""
+
+    shift: int
+    bits: int
+
+    def of(self, hashes: np.ndarray) -> np.ndarray:
+        return hashes >> np.uint64(self.shift) & np.uint64((1 << self.bits) - 1)
+
+
+def _close_hashes(hashes: np.ndarray, max_distance: int) -> Iterator[np.ndarray]:
+    """Every pair (i, j), i < j, of hashes at a Hamming distance <= max_distance, once; some pairs at a time.
+
+    Two hashes that differ in at most d bits, cut into d//2 + 1 chunks, have a chunk in which they differ in at most one
+    bit (or else d + 2 bits would differ). So only pairs that share a chunk, but for one bit, are looked at. Where most
+    pairs would be, all are.
+    """
+    chunks = _chunks(max_distance // 2 + 1) if max_distance <= _MAX_CHUNKED_DISTANCE else [_Chunk(0, 0)]
+    for number, chunk in enumerate(chunks):
+        for pairs in _similar_in(chunk.of(hashes), chunk.bits):
+            differing = hashes[pairs[:, 0]] ^ hashes[pairs[:, 1]]
+            close = np.bitwise_count(differing) <= max_distance
+            for earlier in chunks[:number]:  # found there already
+                close &= np.bitwise_count(earlier.of(differing)) > 1
+            yield np.sort(pairs[close], axis=1)
+
+
+def _chunks(count: int) -> list[_Chunk]:
+    bounds = [64 * number // count for number in range(count + 1)]
+    return [_Chunk(start, end - start) for start, end in itertools.pairwise(bounds)]
+
+
+def _similar_in(keys: np.ndarray, bits: int) -> Iterator[np.ndarray]:
+    """Every pair of rows whose keys, numbers of so many bits, differ in at most one bit; once, in any order."""
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    rows = np.arange(len(keys))
+    for pairs in _expand(rows, rows + 1, np.searchsorted(keys, keys, "right")):
+        yield order[pairs]
+    for bit in range(bits):
+        flip = np.uint64(1 << bit)
+        rows = np.flatnonzero(keys & flip == 0)  # each pair from one side
+        others = keys[rows] | flip
+        for pairs in _expand(rows, np.searchsorted(keys, others, "left"), np.searchsorted(keys, others, "right")):
+            yield order[pairs]
+
+
+def _expand(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:
+    """Each row with every number from its start to before its end, as pairs; a bounded number of pairs at a time."""
+    counts = ends - starts
+    totals = np.cumsum(counts)
+    begin = 0
+    while begin < len(rows):
+        before = totals[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(totals, before + _PAIRS_AT_ONCE, "right")))
+        some = counts[begin:end]
+        within = np.arange(totals[end - 1] - before) - np.repeat(np.cumsum(some) - some, some)
+        yield np.stack([np.repeat(rows[begin:end], some), np.repeat(starts[begin:end], some) + within], axis=1)
+        begin = end

@@ -61,7 +61,7 @@ def imagenet(path: str | os.PathLike[str], decode: decoding.Decode = "torchvisio
     root = _existing_folder(path)
     if (root / "train").is_dir() and not any(_WNID.fullmatch(name) for name in os.listdir(root)):
         root = root / "train"
-    wnids = importlib.resources.files("dime_jax.data").joinpath("imagenet_wnids.txt").read_text().split()
+    wnids = importlib.resources.files("dime_jax.data").joinpath("imagenet_wnids.txt").read_text("utf-8").split()
     number = {wnid: label for label, wnid in enumerate(wnids)}
 
     def label_of(name: str) -> int:
@@ -202,7 +202,7 @@ def _find(root: pathlib.Path, name: str) -> pathlib.Path:
 def _two_columns(file: pathlib.Path) -> dict[str, int]:
     """A text file of lines "name number"."""
     pairs: dict[str, int] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split()
         if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in pairs:
             raise ValueError(f"expected a new file name and a number in {file} line {number}, got {line!r}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from dime_jax import _validate
-from dime_jax.data import archives, captions, folders, parquet, prepared, sources
+from dime_jax.data import archives, captions, folders, hub, parquet, prepared, sources
 from dime_jax.data.sources import Source
 
 _OPENERS: dict[str, Callable[..., Source]] = {
@@ -17,6 +17,7 @@ _OPENERS: dict[str, Callable[..., Source]] = {
     "cifar100": archives.cifar100,
     "stl10u": archives.stl10u,
     "parquet": parquet.parquet,
+    "hf": hub.hub,
     "celeba": folders.celeba,
     "imagenet": folders.imagenet,
     "imagenetv2": folders.imagenetv2,
@@ -47,6 +48,7 @@ def open_source(uri: str, **options: object) -> Source:
     |---|---|---|
     | folder | folder of images | decode, captions, caption_column, missing_captions |
     | parquet | .parquet file, or folder of them | images, labels, decode, captions, caption_column, missing_captions |
+    | hf | owner/dataset[@revision] on the Hugging Face Hub | split, config, and those of parquet |
     | npz | .npz or .npy file | images, labels, value_range |
     | tfds | TFDS name | split, data_dir, decode |
     | cifar10, cifar100 | folder or .tar.gz as published | split |

@@ -59,10 +59,22 @@ def parquet(
       ValueError: for files that are no Parquet, columns that are missing or of other types, and row groups too large to
         read.
     """
+    files = _parquet_files(pathlib.Path(path).expanduser())
+    return open_files(files, images, labels, decode, CaptionOptions(captions, caption_column, missing_captions))
+
+
+def open_files(
+    paths: Sequence[pathlib.Path],
+    images: str,
+    labels: str | None,
+    decode: decoding.Decode,
+    options: CaptionOptions,
+    name: str = "parquet",
+) -> Source:
+    """The images of these Parquet files, in this order; the arguments are those of `parquet`."""
     _validate.check_choice(decode, decoding.DECODES, "decode")
-    files = _Files([_open(file, images) for file in _parquet_files(pathlib.Path(path).expanduser())])
+    files = _Files([_open(file, images) for file in paths])
     names = files.names(images)
-    options = CaptionOptions(captions, caption_column, missing_captions)
     chosen = caption_files.choose(options, len(files), lambda: files.captions(options, names))
     cache = _Cache(files, images)
 
@@ -72,7 +84,7 @@ def parquet(
             raise BadImage("has no bytes in the Parquet file")
         return decoding.decode_image(encoded, decode)
 
-    return Source(name="parquet", ids=names, read=read, labels=files.labels(labels), **chosen._asdict())
+    return Source(name=name, ids=names, read=read, labels=files.labels(labels), **chosen._asdict())
 
 
 def _parquet_files(path: pathlib.Path) -> list[pathlib.Path]:

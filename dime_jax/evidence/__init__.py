@@ -22,6 +22,7 @@ from dime_jax.evidence.direction import (
     WitnessScores,
     judge_direction,
 )
+from dime_jax.evidence.fraction import FractionUsed, Known, fraction_used
 from dime_jax.evidence.likeness import Likeness, likeness
 from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.evidence.sets import SetTest, set_test
@@ -35,9 +36,11 @@ __all__ = [
     "DeletionVerdict",
     "Direction",
     "EpsilonBound",
+    "FractionUsed",
     "Gap",
     "GroupsTooLarge",
     "Judgement",
+    "Known",
     "Likeness",
     "SetTest",
     "Verdict",
@@ -53,6 +56,7 @@ __all__ = [
     "dp_tpr_bound",
     "epsilon_lower_bound",
     "fit_adjustment",
+    "fraction_used",
     "gap_over_blind",
     "image_statistics",
     "judge_direction",

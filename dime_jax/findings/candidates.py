@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from dime_jax import evidence, pipeline
-from dime_jax.evidence import Likeness, SetTest, Verdict
+from dime_jax.data.variations import ORIGINAL, VARIATIONS
+from dime_jax.evidence import FractionUsed, Judgement, Known, Likeness, SetTest, Verdict
 from dime_jax.findings import withholding
 from dime_jax.findings.facts import RunFacts
 from dime_jax.findings.record import Record
-from dime_jax.findings.results import CandidateRow, CandidatesFound, LikenessFound, Truth
+from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Truth
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 SURELY = 0.01
@@ -27,6 +28,7 @@ class _Judged:
 
     ids: Sequence[str]
     scores: np.ndarray
+    variations: Sequence[str | None]
     heldout: np.ndarray
     groups: np.ndarray | None
     likeness: Likeness | None
@@ -61,6 +63,7 @@ def copy_notes(facts: RunFacts) -> dict[str, str]:
 def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     indices, settings = record.arrays.candidates, record.facts.settings
     scores, heldout = record.candidate_scores()
+    names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
     groups = record.groups(indices)
     compared = None if record.arrays.statistics is None else record.groups(record.arrays.statistics.compared)
     likeness = withholding.find_likeness(record.arrays.statistics, groups, compared, settings.seed)
@@ -72,6 +75,7 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     return _Judged(
         [ids[index] for index in indices.tolist()],
         scores,
+        [names[which] for which in record.varied()[0].which.tolist()],
         heldout,
         groups,
         likeness,
@@ -81,6 +85,31 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
         evidence.candidate_verdicts(p_values, len(heldout), settings.level),
         withholding.reasons(withheld, problems, comparable),
         np.isfinite(scores) & (comparable | (withheld is not None)),
+    )
+
+
+def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFindings) -> FractionUsed | None:
+    """Which fraction of the candidates was used, of those that may be judged.
+
+    None where the set is not judged, where nobody looked whether the sets are swapped or of a kind, where pictures or
+    captions alone explain how members differ, and for the best of variations, which are not known of members.
+    """
+    found = results.candidates
+    if found is None or not record.members_known or found.set_withheld or found.likeness is None:
+        return None
+    if results.direction.judgement is Judgement.NOT_CHECKED or record.variations is not None:
+        return None
+    if any(blind is not None and blind.explained for blind in (results.blind_baseline, results.caption_baseline)):
+        return None
+    scores = [row.score for row in rows if row.p_value is not None and row.score is not None]
+    if not scores:
+        return None
+    heldout = record.candidate_scores()[1]
+    return evidence.fraction_used(
+        np.array(scores),
+        Known(record.scores(record.decider).finite().member, heldout),
+        Known(*record.calibration_scores().finite()),
+        seed=record.facts.settings.seed,
     )
 
 
@@ -94,6 +123,7 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
             q_value=_finite(judged.verdicts.q_values[place]),
             verdict=judged.verdicts.verdict[place],
             group=None if judged.groups is None else int(judged.groups[place]),
+            variation=judged.variations[place],
             member=bool(truth[place]) if len(truth) else None,
             reason=judged.reasons[place],
             note=notes.get(id, ""),

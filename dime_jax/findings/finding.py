@@ -11,7 +11,7 @@ from dime_jax import digests, evidence, model_check, pipeline
 from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
 from dime_jax.findings import withholding, wording
-from dime_jax.findings.candidates import find_candidates
+from dime_jax.findings.candidates import find_candidates, find_fraction
 from dime_jax.findings.known_images import (
     count_unanswered,
     dependence_warning,
@@ -49,7 +49,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         *(dependence_warning(record) if record.members_known else ()),
         *unanswered_warning(unanswered),
     )
-    asked_about_candidates = record.candidates.queries_made if record.candidates else 0
+    asked_about_candidates = sum(table.queries_made for table in (record.candidates, record.variations) if table)
     found = AuditFindings(
         results=evaluation.results,
         fingerprints=evaluation.fingerprints,
@@ -75,6 +75,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         caption_baseline=find_caption_baseline(record),
         crowding=find_crowding(record),
     )
+    found = dataclasses.replace(found, fraction_used=find_fraction(record, rows, found))
     return Findings(dataclasses.replace(found, headline=wording.headline(found)), rows)
 
 

@@ -29,7 +29,8 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
     run = ["run.json", "halves.npz", "calibration.json", *pipeline.MANIFESTS.values()] if facts.images.members else []
-    candidates = [f"candidates/{facts.decided_by}/manifest.json"] if len(arrays.candidates) else []
+    tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
+    candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
     return read_record(directory)
 

@@ -4,6 +4,7 @@ AUDIT/audit.json            `AuditFacts`: settings, model, images, duplicates, w
 AUDIT/audit.npz             `AuditArrays`: candidates, their truth where known, groups; blind baseline; thumbnails
 AUDIT/run.json ... test/    the run of `pipeline`, with known members
 AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
+AUDIT/variations/ATTACK/    the same of their variations, where those were asked for
 
 audit.json holds the digests of all of these, those of score tables by their manifests (see `digests`).
 """
@@ -18,6 +19,7 @@ import numpy as np
 from dime_jax import pipeline
 from dime_jax.calibration import Calibration
 from dime_jax.data import Split
+from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings.arrays import AuditArrays
 from dime_jax.findings.facts import AuditFacts
 from dime_jax.findings.frozen import by_label, frozen_attacks
@@ -34,6 +36,18 @@ class Sides(NamedTuple):
     def finite(self) -> "Sides":
         """Without NaN."""
         return Sides(*(side[np.isfinite(side)] for side in self))
+
+
+def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
+    """The lowest score of each image [n] and its variations [n, k]; NaN, from whichever, is not low.
+
+    An image without a score of its own has none. The rule is the same for every image, so images that were exchangeable
+    still are: the rank of one among the others remains a p-value.
+    """
+    filled = np.where(np.isnan(others), np.inf, others)
+    columns = np.concatenate([scores[:, None], filled], axis=1)
+    which = np.where(np.isnan(scores), 0, np.argmin(np.where(np.isnan(columns), np.inf, columns), axis=1))
+    return Varied(columns[np.arange(len(scores)), which], which)
 
 
 class Reference(NamedTuple):
@@ -60,6 +74,18 @@ def read_reference(directory: pathlib.Path, decided_by: str, heldout: np.ndarray
 def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
     """Where the score table of candidates is, by the label of the attack that decides."""
     return directory / "candidates" / decided_by
+
+
+def variations_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
+    """Where the score table of variations is."""
+    return directory / "variations" / decided_by
+
+
+class Varied(NamedTuple):
+    """The best score [n] over each image and its variations, and which of them has it: 0 for the image itself."""
+
+    best: np.ndarray
+    which: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,15 +138,43 @@ class Record:
         """Scores of the reference images."""
         return self.reference.scores(frozen)
 
+    def calibration_scores(self) -> Sides:
+        """Scores of the known images that chose the settings, by the attack that decides."""
+        table = score_table.read_table(self.directory / "calibration")
+        return Reference(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
+
+    @functools.cached_property
+    def variations(self) -> ScoreTable | None:
+        """The score table of variations of held-out images and candidates, in this order; None if there are none."""
+        if self.candidates is None or not self.facts.settings.variations:
+            return None
+        return score_table.read_table(variations_directory(self.directory, self.facts.decided_by))
+
     def candidate_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them."""
+        """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them.
+
+        Where variations were asked for, the best score of each image and its variations, on both sides alike.
+        """
+        scores, heldout = self.varied()
+        return scores.best, heldout.best[np.isfinite(heldout.best)]
+
+    def varied(self) -> tuple[Varied, Varied]:
+        """The best scores of the candidates, and of the held-out images beside them."""
+        heldout, candidates = (self.own_scores(side) for side in (self.arrays.heldout, self.arrays.candidates))
+        both = np.concatenate([heldout, candidates])
+        found = Varied(both, np.zeros(len(both), np.int64))
+        if self.variations is not None:
+            places = np.arange(len(both) * len(VARIATIONS))
+            others = pipeline.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
+            found = best_of(both, others)
+        cut = len(heldout)
+        return Varied(found.best[cut:], found.which[cut:]), Varied(found.best[:cut], found.which[:cut])
+
+    def own_scores(self, indices: np.ndarray) -> np.ndarray:
+        """Scores of candidates, or of held-out images beside them, as they are."""
         if self.candidates is None:
-            return np.zeros(0), np.zeros(0)
-        scores, heldout = (
-            pipeline.frozen_scores(self.candidates, self.decider, images)
-            for images in (self.arrays.candidates, self.arrays.heldout)
-        )
-        return scores, heldout[np.isfinite(heldout)]
+            return np.zeros(0)
+        return pipeline.frozen_scores(self.candidates, self.decider, indices)
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""

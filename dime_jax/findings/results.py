@@ -10,7 +10,7 @@ from dime_jax._records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
-from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, SetTest, Verdict
+from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
 from dime_jax.findings.facts import (
     BeforeAfter,
     CompareFacts,
@@ -180,6 +180,7 @@ class AuditFindings(Evaluation):
       blind_baseline: None without known members, or where none could be fitted.
       captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
       caption_baseline: a classifier that saw the captions alone, where the model was asked with them.
+      fraction_used: which fraction of the candidates was used in training; None where that cannot be estimated.
       epsilon_lower_bound: None without known members, or where verdicts are withheld.
       candidates: None if there are none.
       duplicates: copies that were found.
@@ -206,6 +207,7 @@ class AuditFindings(Evaluation):
     captions: Absent[str] = None
     caption_baseline: Absent[BlindFinding] = None
     crowding: tuple[CrowdingEffect, ...] = ()
+    fraction_used: Absent[FractionUsed] = None
 
     @property
     def deciding_row(self) -> ResultRow | None:
@@ -224,6 +226,7 @@ class CandidateRow:
       q_value: the same, adjusted for the number of candidates.
       verdict: what may be said.
       group: of images that belong together, -1 for none; absent if there are no groups.
+      variation: of the image, that has this score; absent if only the image itself was asked about.
       member: whether it is one, where that is known.
       reason: why it got no p-value; "" where it got one.
       note: of which other image it is a copy.
@@ -235,6 +238,7 @@ class CandidateRow:
     q_value: float | None = None
     verdict: Verdict = Verdict.CANNOT_TELL
     group: Absent[int] = None
+    variation: Absent[str] = None
     member: Absent[bool] = None
     reason: str
     note: str = ""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from dime_jax.attacks import describe_attack
 from dime_jax.evaluation import Evaluation, ResultRow
-from dime_jax.evidence import DeletionVerdict, Direction, Judgement
+from dime_jax.evidence import DeletionVerdict, Direction, FractionUsed, Judgement
 from dime_jax.findings.results import (
     AuditFindings,
     BlindFinding,
@@ -17,6 +17,7 @@ from dime_jax.findings.withholding import failures
 from dime_jax.metrics import Estimate
 
 _SURELY = 0.01
+_TELLS_NOTHING = 0.9  # an interval of fractions so wide
 _DELETION_ANSWERS = {
     DeletionVerdict.GONE: "The images no longer look like training images.",
     DeletionVerdict.REMAINS: "The images still look like training images after the deletion.",
@@ -33,9 +34,8 @@ def headline(results: AuditFindings) -> Headline:
         return _no_denoiser(wrong, _candidates(results.candidates))
     if row is None:
         return _without_members(results)
-    return Headline(
-        _answer(results, row), _detail(results, row), _candidates(results.candidates), tuple(_alarms(results, row))
-    )
+    candidates = " ".join(filter(None, [_candidates(results.candidates), fraction(results.fraction_used)]))
+    return Headline(_answer(results, row), _detail(results, row), candidates, tuple(_alarms(results, row)))
 
 
 def _no_denoiser(wrong: Sequence[str], candidates: str) -> Headline:
@@ -130,6 +130,19 @@ def _candidates(found: CandidatesFound | None) -> str:
             f"{found.heldout_needed:,}."
         )
     return " ".join(sentences)
+
+
+def fraction(found: FractionUsed | None) -> str:
+    """A sentence on which fraction of the candidates was used, if that can be estimated."""
+    if found is None:
+        return ""
+    low, high = (f"{100 * end:.0f}" for end in (found.low, found.high))
+    if found.high - found.low > _TELLS_NOTHING:
+        return f"Which fraction of them was used cannot be told: anything from {low} to {high} % fits."
+    return (
+        f"About {percent(found.value, 0)} of them were used in training ({percent(found.confidence, 0)} interval: "
+        f"{low} to {high} %), if members among them score like the known ones."
+    )
 
 
 def _alarms(results: AuditFindings, row: ResultRow) -> list[str]:

@@ -24,6 +24,16 @@ ACCENT, SECOND = figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
 _WIDTH, _HEIGHT = 4.7, 3.3
 _MOST_POINTS = 1500  # of a side in a scatter plot
 _REFERENCE_EPSILONS = (1.0, 4.0)
+_LISTED_FPRS = (0.001, 0.01, 0.05, 0.1)
+_LISTED_SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_MOST_LISTED = 50  # rows of a table of numbers
+
+
+class Numbers(NamedTuple):
+    """The numbers behind a figure, as a table of texts; the first column says what a row is about."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 class AuditFigure(NamedTuple):
@@ -34,6 +44,7 @@ class AuditFigure(NamedTuple):
     title: str
     caption: str
     alt: str
+    numbers: Numbers
 
 
 def draw_all(record: Record, results: AuditFindings) -> list[AuditFigure]:
@@ -61,9 +72,11 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
     highlighted = _highlighted(record)
     size = len(record.split.heldout)
     left = 0.5 / size
-    curves = []
+    curves, numbers = [], []
     for frozen in _largest_tiers(record):
         curve = metrics.roc_curve(*record.scores(frozen).finite())
+        found = [np.max(curve.tpr[curve.fpr <= fpr]) for fpr in _LISTED_FPRS]
+        numbers.append([_title(frozen), *(f"{100 * tpr:.1f}" for tpr in found)])
         curves.append(figures.Line(curve.fpr, curve.tpr, _line_style(frozen, highlighted)))
     figures.roc(axes, curves, 1 / size)
     grid = np.geomspace(left, 1, 200)
@@ -87,6 +100,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
         "differential privacy would allow, TPR ≤ e^ε FPR + δ. The vertical line marks 1 % false alarms.",
         f"ROC curves. {_title(record.decider)} finds {100 * row.tpr_at_1pct_fpr.value:.1f} per cent of members "
         "at 1 per cent false alarms.",
+        Numbers(["Members found, %, by", *(f"at {100 * fpr:g} % FPR" for fpr in _LISTED_FPRS)], numbers),
     )
 
 
@@ -94,7 +108,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
     scores = record.scores(record.decider).finite()
-    candidates, _ = record.candidate_scores()
+    candidates = record.own_scores(record.arrays.candidates)
     candidates = candidates[np.isfinite(candidates)]
     low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)
     if candidates.size:
@@ -122,6 +136,9 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
         if record.members_known
         else f"{_title(record.decider)} with theory weights. Verdicts use the rank among the held-out scores.",
         "Histograms of scores. Members lie to the left of held-out images where the attack works.",
+        _quantiles(
+            "Scores of", {"members": scores.member, "held-out images": scores.heldout, "candidates": candidates}
+        ),
     )
 
 
@@ -152,6 +169,18 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
         "Every attack at every tier with its 95 % interval; points at the same budget are moved apart a little. "
         "The line at 50 % is chance.",
         "AUC against the number of queries per image, one line for each attack.",
+        Numbers(
+            ["Attack", "Queries", "AUC, %", "95 % interval"],
+            [
+                [
+                    describe_attack(row.attack).title,
+                    str(row.queries_per_image),
+                    f"{100 * row.auc.value:.1f}",
+                    f"{100 * row.auc.low:.1f} to {100 * row.auc.high:.1f}",
+                ]
+                for row in results.results
+            ],
+        ),
     )
 
 
@@ -180,6 +209,14 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
         "AUC on the calibration half, which chose the timestep, at the best step size and angle for each; a little "
         "optimistic for that reason.",
         "Calibration AUC over timesteps, one line for each attack.",
+        Numbers(
+            ["Attack", "Timestep", "AUC, %"],
+            [
+                [_title(one), f"{one.setting['t']:g}", f"{100 * one.auc:.1f}"]
+                for points in found.values()
+                for one in points
+            ],
+        ),
     )
 
 
@@ -220,6 +257,14 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
         f"The arrow is the calibrated direction towards “member” (φ = {angle:.0f}°), the dashed line "
         "the frozen threshold.",
         "Scatter plot of DIME's two terms for members and held-out images, with the calibrated direction.",
+        _quantiles(
+            "Term",
+            {
+                f"{term}, {name}": column[np.isin(table.index, side) & finite]
+                for term, column in (("B̂²", level), ("V̂", trace))
+                for name, side in (("members", record.split.member), ("held-out images", record.split.heldout))
+            },
+        ),
     )
 
 
@@ -247,6 +292,13 @@ def draw_p_values(record: Record, results: AuditFindings) -> AuditFigure | None:
         "Candidates up to the last one below the dashed line show evidence of membership. Along the grey line lie "
         "candidates that the model never saw.",
         f"{found.evidence} of {found.count} candidates show evidence of membership.",
+        Numbers(
+            ["Candidate, from the smallest p-value", "p-value", "evidence up to"],
+            [
+                [str(place), f"{value:.3g}", f"{found.level * place / found.count:.3g}"]
+                for place, value in enumerate(p[:_MOST_LISTED].tolist(), 1)
+            ],
+        ),
     )
 
 
@@ -269,7 +321,25 @@ def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigu
         "A p-value near 1 is an image that looks less like a training image than almost any held-out image; low ones "
         "look like training images. Coloured lines were flagged before.",
         "p-values of the candidates before and after the deletion, joined by lines.",
+        Numbers(
+            ["Candidate", "p before", "p after"],
+            [
+                [row.id, f"{row.p_before:.3g}", f"{row.p_after:.3g}"]
+                for row in candidates[:_MOST_LISTED]
+                if row.p_before is not None and row.p_after is not None
+            ],
+        ),
     )
+
+
+def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
+    """Of each sample that is not empty, how it is spread."""
+    rows = [
+        [name, *(f"{value:.4g}" for value in np.quantile(sample, _LISTED_SHARES))]
+        for name, sample in samples.items()
+        if sample.size
+    ]
+    return Numbers([what, *(f"{100 * share:.0f} % below" for share in _LISTED_SHARES)], rows)
 
 
 def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:

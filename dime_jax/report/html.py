@@ -52,6 +52,7 @@ class ShownFigure(NamedTuple):
     title: str
     caption: str
     svg: markupsafe.Markup
+    numbers: audit_figures.Numbers
 
 
 class ShownCandidate(NamedTuple):
@@ -163,7 +164,8 @@ def _save_figures(drawn: Sequence[audit_figures.AuditFigure], directory: pathlib
         for one in drawn:
             _, svg = figures.save_figure(one.figure, directory, one.name)
             text = svg.read_text(encoding="utf-8")
-            shown.append(ShownFigure(one.name, one.title, one.caption, inline_svg(text, one.name, one.alt)))
+            svg_part = inline_svg(text, one.name, one.alt)
+            shown.append(ShownFigure(one.name, one.title, one.caption, svg_part, one.numbers))
     return shown
 
 

@@ -16,7 +16,6 @@ shards; the processes meet only at the start and at the end, when the first one 
 import collections
 import contextlib
 import dataclasses
-import importlib.metadata
 import itertools
 import os
 import pathlib
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import _files, _validate, data, digests
+from dime_jax import __version__, _files, _validate, data, digests
 from dime_jax._distributed import together
 from dime_jax.attacks.base import Call, Whole
 from dime_jax.denoiser import PRECISION, Denoiser
@@ -189,7 +188,7 @@ def _open_table(request: _Request) -> None:
         transform=request.transform.name,
         seed=request.seed,
         precision=PRECISION,
-        code=_code_version(),
+        code=__version__,
     )
     micro_batch = request.options.micro_batch or micro_batch_of(denoiser, platform)
     score_table.open_manifest(request.directory, identity, micro_batch, denoiser.schedule)
@@ -307,10 +306,3 @@ def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) ->
     wrong = [label for label in source.labels[index] if not 0 <= label < denoiser.num_classes]
     if wrong:
         raise ValueError(f"expected 0 <= label < {denoiser.num_classes} in {source.name}, got label={wrong[0]}")
-
-
-def _code_version() -> str:
-    try:
-        return importlib.metadata.version("dime_jax")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "not installed"

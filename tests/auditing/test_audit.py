@@ -60,6 +60,16 @@ def test_it_finds_the_members_among_the_candidates(result, directory):
     assert result.results["headline"]["alarms"] == []
 
 
+def test_it_estimates_which_fraction_of_the_candidates_was_used(result, directory):
+    used = result.findings.fraction_used
+    assert used.low <= 0.5 <= used.high
+    assert abs(used.value - 0.5) < 0.1
+    assert (used.n, used.n_members, used.n_heldout) == (12, 60, 60)
+    assert f"About {100 * used.value:.0f} % of them were used in training" in result.findings.headline.candidates
+    assert "What fraction of them was used:" in result.report.read_text(encoding="utf-8")
+    assert json_files.read_results(directory).fraction_used == used
+
+
 def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, directory):
     halves = pipeline.read_halves(directory)
     decider = json_files.read_record(directory).decider

@@ -1,6 +1,7 @@
 """report.html as text, and as a browser shows it."""
 
 import html as text
+import itertools
 import re
 import shutil
 
@@ -10,6 +11,7 @@ import pytest
 from chromium import BROWSER, Page
 from memoriser import config, images, memoriser, source
 
+import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.report import html
 
@@ -85,6 +87,32 @@ def test_figures_are_files_too(report):
     names = {"roc", "scores", "budget", "timesteps", "terms", "p_values"}
     files = {file.name for file in (report.directory / "figures").iterdir()}
     assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+
+
+def test_every_figure_has_a_description_and_its_numbers(report, page):
+    figures = re.findall(r'<figure id="figure-(\w+)".*?</figure>', page, flags=re.DOTALL)
+    tables = re.findall(r'<table class="numbers">.*?</table>', page, flags=re.DOTALL)
+    assert len(figures) == len(tables) == 6
+    assert page.count('role="img" aria-label="') == 6
+    assert 'role="img" aria-label=""' not in page
+    rows = dict(re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', tables[0]))
+    for row in report.findings.results:
+        found = re.findall(
+            r">([\d.]+)</td>", rows[f"{dj.attacks.describe_attack(row.attack).title} ({row.queries_per_image})"]
+        )
+        assert float(found[1]) == pytest.approx(100 * row.tpr_at_1pct_fpr.value, abs=0.051)
+    assert all(len(re.findall("<tr>", table)) > 1 for table in tables)
+
+
+def test_a_screen_reader_finds_its_way(page):
+    levels = [int(level) for level in re.findall(r"<h(\d)", page)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))  # no level is left out
+    assert page.count("<caption") == page.count("<table")
+    regions = re.findall(r'<div class="scroll[^>]*>', page)  # a keyboard must reach what scrolls
+    assert all('tabindex="0" role="region" aria-label="' in region for region in regions)
+    assert 'lang="en"' in page
 
 
 def test_inline_svg_follows_the_page():

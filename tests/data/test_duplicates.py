@@ -1,4 +1,8 @@
 import io
+import json
+import pathlib
+import subprocess
+import sys
 
 import imagehash
 import numpy as np
@@ -74,20 +78,55 @@ def test_exact_pairs_equal_a_naive_comparison():
         assert list(together) == same
 
 
-def test_near_pairs_equal_a_naive_comparison(monkeypatch):
+@pytest.mark.parametrize("max_distance", [0, 1, 2, 3, 6, 7, 14, 15, 30, 64])
+def test_near_pairs_equal_a_naive_comparison(monkeypatch, max_distance):
     monkeypatch.setattr(duplicates, "_PAIRS_AT_ONCE", 500)  # several blocks
     rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 2**8, 90).astype(np.uint64)
+    # Around few centres, so that there are pairs at every distance; and a bucket that holds more than a block.
+    flips = rng.random((90, 64)) < rng.choice([0.0, 0.02, 0.05, 0.2], (90, 1))
+    hashes = rng.integers(0, 2**64, 3, dtype=np.uint64)[rng.integers(0, 3, 90)]
+    hashes ^= np.packbits(flips, axis=1).view(np.uint64)[:, 0]
     thumbnails = rng.integers(0, 40, (90, 12), dtype=np.uint8)
     expected = [
         (i, j)
         for i in range(90)
         for j in range(i + 1, 90)
-        if (int(hashes[i]) ^ int(hashes[j])).bit_count() <= 2
-        and np.sqrt(np.mean((thumbnails[i].astype(float) - thumbnails[j]) ** 2)) <= 15
+        if (int(hashes[i]) ^ int(hashes[j])).bit_count() <= max_distance
+        and np.sqrt(np.mean((thumbnails[i].astype(float) - thumbnails[j]) ** 2)) <= 16
     ]
-    assert sorted(map(tuple, duplicates._near_pairs(hashes, thumbnails, 2, 15.0))) == expected
-    assert 10 < len(expected) < 500
+    assert list(map(tuple, duplicates._near_pairs(hashes, thumbnails, max_distance, 16.0).tolist())) == expected
+    assert len(expected) > 10
+
+
+def all_close_pairs(hashes, max_distance):
+    return [
+        (i, j)
+        for i in range(len(hashes))
+        for j in i + 1 + np.flatnonzero(np.bitwise_count(hashes[i] ^ hashes[i + 1 :]) <= max_distance)
+    ]
+
+
+def test_pairs_of_close_hashes_are_found_once_and_completely_among_pictures():
+    grey = np.stack([np.asarray(Image.fromarray(one).convert("L")) for one in pictures(400, size=32)])
+    noisy = np.clip(grey + np.random.default_rng(1).normal(0, 8, grey.shape), 0, 255).astype(np.uint8)
+    hashes = duplicates.perceptual_hashes(np.concatenate([grey, noisy, grey // 2]))
+    found = np.concatenate(list(duplicates._close_hashes(hashes, duplicates.MAX_DISTANCE)))
+    assert sorted(map(tuple, found.tolist())) == all_close_pairs(hashes, duplicates.MAX_DISTANCE)
+    assert len(found) > 800
+
+
+@pytest.mark.slow
+def test_200_000_images_take_less_than_two_minutes_and_two_gigabytes():
+    """Hashing included; on the first 5,000, the pairs are those of comparing all with all."""
+    script = pathlib.Path(__file__).with_name("many_pictures.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    measured = json.loads(done.stdout)
+    print(measured)
+    assert measured["images"] == 200_000
+    assert measured["pairs"] >= measured["planted"] == 2_000
+    assert measured["same_as_all_pairs"]
+    assert measured["seconds"] < 120
+    assert measured["gigabytes"] < 2
 
 
 def test_digits_do_not_chain_into_one_cluster():

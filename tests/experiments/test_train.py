@@ -17,7 +17,7 @@ import pytest
 import dime_jax as dj
 from dime_jax import _records, data, metrics, models, training
 from dime_jax.training.records import read_records
-from experiments import attack, progress, questions, runs, train
+from experiments import attack, launch, progress, questions, runs, train
 from experiments.configs import cifar10, digits
 from experiments.study import open_study
 
@@ -186,3 +186,11 @@ def test_a_digits_run_killed_or_moved_to_two_devices_ends_where_it_would_have(tm
     close = dj.load_denoiser(moved / "model").params
     jax.tree.map(np.testing.assert_array_equal, same, expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), close, expected)
+
+
+def test_flags_of_experiments_are_read_in_both_spellings(monkeypatch):
+    seen = []
+    monkeypatch.setattr(launch.app, "run", lambda main: seen.extend(sys.argv))
+    monkeypatch.setattr(sys, "argv", ["a-b", "--num-processes=2", "--config.attack.max-queries", "3-4"])
+    launch.run_app(print)
+    assert seen == ["a-b", "--num_processes=2", "--config.attack.max_queries", "3-4"]

@@ -1,0 +1,113 @@
+"""The fraction of a set that was used, and the best of variations: against what was built in."""
+
+import numpy as np
+import pytest
+
+from dime_jax import evidence
+from dime_jax.evidence import Known
+from dime_jax.evidence.fraction import _Fit, _Means
+from dime_jax.findings.record import best_of
+
+
+def scores(rng, members, others, separation):
+    return np.concatenate([rng.normal(-separation, 1, members), rng.normal(0, 1, others)])
+
+
+def known(rng, n, separation):
+    return Known(rng.normal(-separation, 1, n), rng.normal(0, 1, n))
+
+
+def estimate(members, others, separation=2.0, seed=0, n=200, resamples=499):
+    rng = np.random.default_rng(seed)
+    own = scores(rng, members, others, separation)
+    return evidence.fraction_used(
+        own, known(rng, n, separation), known(rng, n, separation), seed=seed, resamples=resamples
+    )
+
+
+@pytest.mark.parametrize(("members", "others"), [(0, 60), (6, 54), (30, 30), (60, 0)])
+def test_it_is_near_the_truth_and_inside_its_interval(members, others):
+    found = estimate(members, others, separation=3.0)
+    truth = members / (members + others)
+    assert found.low <= truth <= found.high
+    assert found.low <= found.value <= found.high
+    assert abs(found.value - truth) < 0.1
+    assert found.high - found.low < 0.35
+    assert (found.n, found.n_members, found.n_heldout) == (60, 200, 200)
+
+
+def test_where_members_do_not_stand_out_nothing_is_told():
+    found = estimate(30, 30, separation=0.0)
+    assert (found.low, found.high) == (0, 1)
+
+
+def test_any_order_preserving_scale_of_the_scores_gives_the_same():
+    rng = np.random.default_rng(1)
+    own, first, second = scores(rng, 10, 30, 2.0), known(rng, 100, 2.0), known(rng, 100, 2.0)
+    plain = evidence.fraction_used(own, first, second)
+    scaled = evidence.fraction_used(
+        7 + 1e4 * own, *(Known(*(7 + 1e4 * side for side in one)) for one in (first, second))
+    )
+    np.testing.assert_allclose(scaled[:3], plain[:3], atol=1e-6)
+    assert evidence.fraction_used(np.append(own, [np.nan, np.inf]), first, second) == plain
+
+
+def test_the_misfit_is_that_of_a_search_for_the_best_fraction():
+    fit = _Fit(30, 50, 70, 0.04, 0.02)
+    fractions = np.linspace(0, 1, 4001)
+    for own in (0.05, 0.2, 0.5, 0.79, 0.95):
+        means = _Means(own, 0.8, 0.1)
+        squared = fit.squared_z(means, fractions)
+        np.testing.assert_allclose(fit.misfit(means, fractions), squared - np.min(squared), atol=1e-4)
+
+
+def test_constant_scores_are_no_error():
+    found = evidence.fraction_used(np.ones(5), Known(np.ones(9), np.ones(9)), Known(np.ones(9), np.ones(9)))
+    assert (found.low, found.high) == (0, 1)
+
+
+def test_bad_input_is_one_line():
+    fine = Known(np.arange(5.0), np.arange(5.0))
+    with pytest.raises(ValueError, match="expected 0 < confidence < 1, got confidence=2"):
+        evidence.fraction_used([1.0], fine, fine, confidence=2)
+    with pytest.raises(ValueError, match="expected at least one row in scores"):
+        evidence.fraction_used([np.nan], fine, fine)
+    with pytest.raises(ValueError, match="expected finite members"):
+        evidence.fraction_used([1.0], Known([np.nan], [1.0]), fine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separation", [1.0, 3.0])
+@pytest.mark.parametrize("members", [0, 5, 25, 50])
+def test_intervals_hold_the_truth_as_often_as_they_say(separation, members):
+    """0, 10, 50 and 100 % of 50 candidates; 1,000 sets each, so that the rate is known to 0.7 points."""
+    trials = 1_000
+    found = [estimate(members, 50 - members, separation, seed=seed) for seed in range(trials)]
+    rate = np.mean([one.low <= members / 50 <= one.high for one in found])
+    print(f"separation {separation}, {members} of 50: {rate:.3f}")
+    assert 0.93 <= rate <= 0.97
+
+
+def test_the_best_of_variations_is_the_lowest_and_needs_a_score_of_its_own():
+    own = np.array([1.0, 1.0, np.nan, 3.0])
+    others = np.array([[2.0, 0.5], [2.0, np.nan], [0.0, 0.0], [np.nan, np.nan]])
+    best, which = best_of(own, others)
+    np.testing.assert_array_equal(best, [0.5, 1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(which, [2, 0, 0, 0])
+
+
+@pytest.mark.slow
+def test_the_best_of_variations_is_flagged_at_most_at_the_level_when_none_was_used():
+    """Scores of an image and its variations resemble each other; candidates and held-out images are alike."""
+    rng, level, flagged, single = np.random.default_rng(0), 0.05, [], []
+    for _ in range(4_000):
+        image, spread = rng.normal(size=(130, 1)), rng.normal(size=(130, 8))
+        heldout, candidates = np.split(image + 0.7 * spread + np.linspace(-0.5, 0.5, 8), [100])
+        best = [best_of(side[:, 0], side[:, 1:]).best for side in (candidates, heldout)]
+        p = evidence.conformal_p_values(*best)
+        single.append(np.mean(p <= level))
+        flagged.append(np.any(evidence.candidate_verdicts(p, 100, level).rejected))
+    print(f"one image flagged {np.mean(single):.4f}, any of 30 after Benjamini-Hochberg {np.mean(flagged):.4f}")
+    assert np.mean(single) <= level + 3 * np.std(single) / np.sqrt(len(single))
+    assert np.mean(single) > 0.03  # and not because nothing is ever flagged
+    assert np.mean(flagged) <= level + 3 * np.sqrt(level * (1 - level) / 4_000)
