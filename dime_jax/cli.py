@@ -284,7 +284,7 @@ _DEBUG_HELP = "show where an error comes from"
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = Parser(
+    parser: argparse.ArgumentParser = Parser(
         prog="dime-jax",
         description="Which images was a diffusion model trained on?",
         epilog="example: dime-jax audit    (audits the model that ships with the package)",

@@ -19,7 +19,8 @@ def test_finished_runs_are_read_whole(directory):
     contents = json.loads((directory / "results.json").read_text())
     read = json_files.read_results(directory)
     assert type(read) is Evaluation
-    assert plain_object(read).items() >= contents.items()  # what an older version did not look at is "not checked"
+    own = {name: value for name, value in contents.items() if name not in ("blind_baseline", "duplicates")}
+    assert plain_object(read).items() >= own.items()  # what an older version did not look at is "not checked"
     row = contents["results"][0]
     assert read.row(f"{row['attack']}@{row['queries_per_image']}").auc.value == row["auc"]["value"]
 

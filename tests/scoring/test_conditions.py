@@ -249,9 +249,9 @@ def test_the_check_of_a_run_asks_under_the_images_own_conditions(tmp_path):
     seen = []
 
     class Seen(Worded):
-        def eps(self, x, t, condition=None):
+        def ask_once(self, x, t, condition=None):
             seen.append(np.asarray(condition["tokens"]))
-            return super().eps(x, t, condition)
+            return super().ask_once(x, t, condition)
 
     model = worded()
     model.__class__ = Seen
