@@ -80,6 +80,7 @@ def test_models_of_several_seeds_share_no_image_with_each_other_or_the_pilot(tmp
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # how ml_collections loads a file
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
 def test_the_command_line_runs_one_after_the_other(tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(launch.flags, "FLAGS", values := launch.flags.FlagValues())

@@ -267,8 +267,8 @@ class TestCosts:
         # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
         # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
         assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
-        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory, crowding and the bands
-        # of all answers 44; central 42; level 41; bands, level l4 and low frequencies 1.
+        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory, crowding and the
+        # bands of all answers 44; central 42; level 41; bands, level l4 and low frequencies 1.
         assert one.test_per_image == 8 + 31 + 120 + 4 * 44 + 42 + 41 + 3
         assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
 
