@@ -112,7 +112,9 @@ def test_samples_are_keyed_by_the_image(cache, opened):
 def test_held_weights_compute_in_float32(cache, opened, hold):
     model = dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser
     assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(hold)}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(hold).astype(jnp.float32), opened.denoiser.params)
+    rounded = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(jnp.dtype(hold)).astype(np.float32), opened.denoiser.params
+    )
     x, condition = opened.denoiser.encode(pixels()), opened.denoiser.embed(CAPTIONS)
     with jax.default_matmul_precision("highest"):
         expected = jax.jit(opened.denoiser.apply)(rounded, x, jnp.int32(50), condition)
