@@ -373,7 +373,7 @@ def over_seeds(tables: Sequence[DpTable]) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-    mean = questions.over_models(values)
+    mean = questions.over_models(values, least=0.0)
     return "" if mean is None else markdown.percent(mean)
 
 

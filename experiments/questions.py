@@ -75,12 +75,18 @@ class Answers(NamedTuple):
     tiers: list[Difference]
 
 
-def over_models(values: Sequence[float], confidence: float = 0.95) -> metrics.Estimate | None:
-    """The mean over models and its t-interval; None for a single model, which says nothing about others."""
+def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
+    """The mean over models and its t-interval; None for a single model, which says nothing about others.
+
+    Args:
+      values: one for each model, between `least` and 1, beyond which no interval goes.
+      confidence: of the interval.
+      least: -1 for differences of rates, 0 for rates.
+    """
     if len(values) < 2:
         return None
     mean, margin = float(np.mean(values)), float(stats.sem(values) * stats.t.isf((1 - confidence) / 2, len(values) - 1))
-    return metrics.Estimate(mean, mean - margin, mean + margin)
+    return metrics.Estimate(mean, max(least, mean - margin), min(1.0, mean + margin))
 
 
 def answers(study: RunSet) -> Answers:
@@ -217,7 +223,7 @@ def auc_table(study: RunSet) -> str:
     """The AUC of every attack for each model, with intervals about images, and its mean over models."""
     rows = []
     for found in _common_rows(study):
-        mean = over_models([row.result.auc.value for row in found])
+        mean = over_models([row.result.auc.value for row in found], least=0.0)
         cells = [markdown.percent(row.result.auc) for row in found] + ([markdown.percent(mean)] if mean else [])
         rows.append([found[0].title, str(max(row.queries for row in found)), *cells])
     return markdown.table(["AUC", "queries", *_header(study.labels)], rows)

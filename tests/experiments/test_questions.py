@@ -162,6 +162,10 @@ class TestOverModels:
         expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
         assert found == pytest.approx((np.mean(values), expected.low, expected.high))
 
+    def test_no_interval_leaves_the_range_of_its_rates(self):
+        assert questions.over_models([0.1, 0.9], least=0.0)[1:] == (0.0, 1.0)
+        assert questions.over_models([0.1, 0.9])[1:] == (-1.0, 1.0)
+
     def test_one_model_says_nothing_about_others(self):
         assert questions.over_models([0.3]) is None
 
@@ -171,7 +175,9 @@ class TestOverModels:
         (cell,) = questions.mean_cell(Difference("a", "b", estimates))
         assert cell.endswith("*") == marked
         assert ("no significance is claimed" in questions.claim(models)) != marked
-        (unsure,) = questions.mean_cell(Difference("a", "b", tuple(metrics.Estimate(x, x, x) for x in range(-3, 4))))
+        (unsure,) = questions.mean_cell(
+            Difference("a", "b", tuple(metrics.Estimate(x / 9, x, x) for x in range(-3, 4)))
+        )
         assert not unsure.endswith("*")
 
     def test_it_covers_the_mean_of_the_models(self):
