@@ -55,9 +55,9 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     config.directory.mkdir(parents=True, exist_ok=True)
     checked = [check_model(config, model.denoiser, images) for model in models]
     decision = decide(checked[0], models[0].denoiser, images)
-    for name, model, config in zip(MODELS, models, checked):
+    for name, model, guarded in zip(MODELS, models, checked):
         say(config, f"{name}: {model.describe()}")
-        score_candidates(config, model.denoiser, images, decision, config.directory / name)
+        score_candidates(guarded, model.denoiser, images, decision, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(
         settings=config.settings(after),
