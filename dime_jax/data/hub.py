@@ -70,7 +70,7 @@ class _Part(NamedTuple):
     config: str
     split: str
     number: int
-    count: int | None
+    shards: int | None
     path: str
 
 
@@ -98,7 +98,7 @@ def split_files(names: Sequence[str], split: str, config: str | None = None) -> 
     if not found:
         splits = sorted({part.split for part in parts if part.config == chosen})
         raise CheckpointError(f"has no split {split!r}, expected one of {_listed(splits)}")
-    numbers, count = [number for number, _ in found], found[0][1].count
+    numbers, count = [number for number, _ in found], found[0][1].shards
     if count is not None and numbers != list(range(count)):
         raise CheckpointError(f"expected {count} files of the split {split!r}, got {len(numbers)}")
     return [part.path for _, part in found]

@@ -29,8 +29,10 @@ def _encoded(image: Image.Image, quality: int) -> Image.Image:
 
 def _halved(image: Image.Image) -> Image.Image:
     """At half the size, and enlarged again."""
-    small = tuple(max(1, side // 2) for side in image.size)
-    return image.resize(small, Image.Resampling.LANCZOS).resize(image.size, Image.Resampling.BICUBIC)
+    width, height = image.size
+    return image.resize((max(1, width // 2), max(1, height // 2)), Image.Resampling.LANCZOS).resize(
+        image.size, Image.Resampling.BICUBIC
+    )
 
 
 ORIGINAL = "as it is"
