@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dime_jax.findings.results import DeletionFindings
     from dime_jax.scoring import ScoringOptions
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

@@ -323,6 +323,7 @@ def test_no_set_is_judged_by_the_few_that_got_an_answer(tmp_path):
     assert results["candidates"]["set_withheld"] == "the model gave no finite answer for 6 of 12 candidates"
     assert results["candidates"]["withheld"] is None  # the others are judged one by one
     assert results["candidates"]["set_test"] is None
+    assert "fraction_used" not in results
     with pytest.raises(ValueError, match="cannot be judged"):
         gate.check("candidates.evidence > 0", result.findings)
 

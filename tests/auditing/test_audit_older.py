@@ -21,6 +21,7 @@ def test_it_opens_and_says_what_was_not_checked(older):
     assert result.results["headline"]["alarms"][0].startswith("Direction not checked")
     assert result.results["candidates"]["likeness"] is None
     assert result.results["model_check"] is None
+    assert "fraction_used" not in result.results
     assert any("without digests" in warning for warning in result.results["warnings"])
     assert "Direction not checked" in result.report.read_text(encoding="utf-8")
     # The verdicts are those of the version that made it.

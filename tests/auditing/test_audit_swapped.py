@@ -116,6 +116,7 @@ def assert_nobody_is_accused(found):
     assert "remembers" not in str(results.headline)
     assert results.candidates.evidence == 0
     assert results.candidates.set_test is None
+    assert results.fraction_used is None
     assert {row.verdict for row in rows} == {Verdict.CANNOT_TELL}
     assert {row.p_value for row in rows} == {None}
     with pytest.raises(ValueError, match="look swapped"):
