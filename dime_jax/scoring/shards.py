@@ -119,14 +119,23 @@ def encode(table: pa.Table) -> bytes:
 def decode(path: pathlib.Path, content: bytes) -> pa.Table:
     """The rows in what was read from `path`; Damaged, naming it, if they are not those of a score table."""
     try:
-        return pq.read_table(io.BytesIO(content), schema=SCHEMA).replace_schema_metadata(None)
-    except pa.ArrowException as error:
+        return _open(content).read(use_threads=False).replace_schema_metadata(None).cast(SCHEMA)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _open(content: bytes) -> pq.ParquetFile:
+    """A Parquet file in memory, read in the calling thread only.
+
+    `pq.read_table` reads a Python object in threads of Arrow's own. These may still hold it when the interpreter ends,
+    and a thread that then asks for the interpreter aborts the process, its work done or not.
+    """
+    return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
 
 
 def seconds(content: bytes) -> float:
     """How long the rows of a shard took."""
-    return float(pq.read_schema(io.BytesIO(content)).metadata[_SECONDS])
+    return float(_open(content).schema_arrow.metadata[_SECONDS])
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
