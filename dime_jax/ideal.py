@@ -79,7 +79,7 @@ class Mixture(NamedTuple):
 
 
 class _Query(NamedTuple):
-    """Queries and what is known of them before any training point is. U = g - √ᾱ c is the query seen from its nearest landmark c."""
+    """Queries, and U = g - √ᾱ c: the query seen from its nearest landmark c."""
 
     g: jax.Array  # [B, d]
     scale: jax.Array  # √ᾱ [B, 1]
@@ -123,7 +123,7 @@ def choose_landmarks(points: np.ndarray, most: int = MAX_LANDMARKS, sample: int 
     """The origin, and points such that, as far as `most` allows, each point has one at the scale of its neighbourhood.
 
     Over an even subsample, densest first: a point becomes a landmark if no other lies within four times the distance
-    to its own fourth neighbour. So a tight cluster gets one however tight it is, and points without structure share one.
+    to its own fourth neighbour. So every tight cluster gets one, and points without structure share one.
     """
     subset = points[np.linspace(0, len(points) - 1, min(sample, len(points))).astype(int)]
     centered = subset - subset.mean(axis=0)

@@ -85,7 +85,7 @@ def nested_clusters(rng, n=3000, bases=40):
 
 
 def near_ties(rng, size, n=1600):
-    """Three sets of `size` points 2e-4 off a point among unrelated ones; queries are members, fresh ones, and others."""
+    """Three sets of `size` points 2e-4 off a point among unrelated ones; queries of all kinds."""
     train = rng.uniform(-1, 1, (n, 3072))
     centers = train[:3].copy()
     train[10 : 10 + 3 * size] = np.repeat(centers, size, axis=0) + 2e-4 * rng.normal(size=(3 * size, 3072))
