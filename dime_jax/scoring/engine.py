@@ -276,12 +276,12 @@ def _ask(run: _Run, number: int, batch: Batch, before_noting: Callable[[], None]
     partial = storage.resume(number, batch)
     walk = walks.from_partial(partial, unit, plan.trees) if partial else walks.begin(unit)
     known = walks.queries_known(partial, plan) if partial else 0
-    # A network answers while more is asked: note what was asked before.
-    lag, asked = int(run.request.denoiser.traceable), collections.deque([walk])
+    # A network answers while more is asked: note what was asked before. A function may fail at any call.
+    traceable, asked = run.request.denoiser.traceable, collections.deque([walk])
     while not walk.finished:
-        walk = asker.go_on(walk, plan.trees, batch, storage.calls_at_once)
+        walk = asker.go_on(walk, plan.trees, batch, storage.calls_at_once if traceable else 1)
         asked.append(walk)
-        if not walk.finished and len(asked) > 1 + lag:
+        if not walk.finished and len(asked) > 1 + traceable:
             before_noting()
             begin, now = asked.popleft(), asked[0]
             storage.note(number, unit, plan.trees, batch, now, now.asked - begin.asked)

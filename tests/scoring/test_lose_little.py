@@ -15,7 +15,7 @@ IMAGES = 6
 # DIME at one timestep of the paper's grid, and a trajectory, whose states are pairs of arrays.
 JOBS = [
     *planning.grid_jobs(["dime"], "paper", settings=[{"t": 70}]),
-    planning.Job(attacks.get_attack("secmi"), {"t_sec": 100, "k": 10}),
+    planning.Job(attacks.get_attack("secmi"), {"t": 100, "k": 10}),
 ]
 PLAN = planning.make_plan(JOBS, SCHEDULE)
 
