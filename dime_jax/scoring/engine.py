@@ -273,6 +273,7 @@ def _ask(run: _Run, number: int, batch: Batch, before_noting: Callable[[], None]
     """All calls of a unit on a batch that were not stored before; what is answered by then is noted now and then."""
     plan, asker, storage = run.request.plan, run.asker, run.storage
     unit, kinds = plan.units[number], len(asker.asked_in_python)
+    run.progress.what = unit.name
     partial = storage.resume(number, batch)
     walk = walks.from_partial(partial, unit, plan.trees) if partial else walks.begin(unit)
     known = walks.queries_known(partial, plan) if partial else 0
