@@ -141,12 +141,13 @@ def evaluate(
     fprs: Sequence[float] = (0.01,),
     confidence: float = 0.95,
     seed: int = 0,
+    groups: metrics.Groups = (None, None),
 ) -> Outcome:
-    """Metrics of a frozen attack from its terms on the test half."""
+    """Metrics of a frozen attack from its terms on the test half; arguments as for `metrics.evaluate`."""
     member, heldout = calibration.score(terms.member), calibration.score(terms.heldout)
     return Outcome(
         calibration,
-        metrics.evaluate(member, heldout, fprs=fprs, confidence=confidence, seed=seed),
+        metrics.evaluate(member, heldout, fprs=fprs, confidence=confidence, seed=seed, groups=groups),
         metrics.rates_at_threshold(member, heldout, calibration.tau),
     )
 

@@ -17,6 +17,7 @@ import shtab
 
 import dime_jax
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
+from dime_jax import compilation_cache
 from dime_jax._flags import Parser
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
@@ -279,12 +280,13 @@ def _options(args: argparse.Namespace) -> "ScoringOptions":
 # ---------------------------------------------------------------------------------------------------------- the parser
 
 _CAPTIONS_HELP = "for text-to-image models: ask with each image's own caption, or with none (default: own)"
+_NO_CACHE_HELP = "keep no compiled programs on disk, and use none (also: DIME_JAX_CACHE=off)"
 _DEBUG_HELP = "show where an error comes from"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser: argparse.ArgumentParser = Parser(
+    parser = Parser(
         prog="dime-jax",
         description="Which images was a diffusion model trained on?",
         epilog="example: dime-jax audit    (audits the model that ships with the package)",
@@ -292,6 +294,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dime-jax {dime_jax.__version__}")
     shtab.add_argument_to(parser, "--print_completion", help="print a completion script for your shell")
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
+    parser.add_argument("--no-cache", action="store_true", help=_NO_CACHE_HELP)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_audit(commands)
     _add_compare(commands)
@@ -593,6 +596,7 @@ def _add(commands: _Commands, name: str, run: Callable[..., int], what: str, *ex
     )
     # Also after the command; without a default here, which would undo the one before it.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
+    parser.add_argument("--no-cache", action="store_true", default=argparse.SUPPRESS, help=_NO_CACHE_HELP)
     parser.set_defaults(command_function=run)
     return parser
 
@@ -611,6 +615,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         _check_conditions(args)
+        if not args.no_cache:
+            compilation_cache.use(lambda line: print(f"dime-jax: {line}", file=sys.stderr))
         return args.command_function(args)
     except KeyboardInterrupt:
         print("dime-jax: interrupted; the same command again continues", file=sys.stderr)

@@ -7,15 +7,16 @@ r_i(g) ∝ exp(-‖g - √ᾱ x_i‖² / 2σ²). Then, exactly,
     M = E‖Y - g‖² = σ²‖ε*(g)‖² + V            estimation error = bias + crowding,
     V = E‖Y - E[Y]‖²,   tr ∇ε*(g) = d/σ - V/σ³.
 
-So everything follows from the mean and the spread of one weighted point cloud, which is streamed in blocks: each block
-gives a partial `Mixture`, and partial mixtures merge by log-sum-exp and the parallel variance formula.
+So everything follows from the mean and the spread of one weighted point cloud.
 
-Numerics. At t = 0, 2σ² is 2e-4: logits need squared distances to 1e-7, while the usual ‖g‖² - 2g·x + ‖x‖² in float32
-is off by 1e-4 at d = 3072. Two measures keep float32 right at every t:
+Numerics. At t = 0, 2σ² is 2e-4: logits need squared distances to 1e-8, while the usual ‖g‖² - 2g·x + ‖x‖² in float32
+is off by 1e-4 at d = 3072. Three measures keep float32 right at every t:
 
-* distances are expanded around the landmark c nearest to the query (a few points spread over the training set), with
-  ‖x_i - c‖² tabled in advance: rounding then scales with the size of the cluster around the query, not of the images;
-* in each block the few points nearest to the query are evaluated directly, difference by difference.
+* distances are expanded around the landmark c nearest to the query, with ‖x_i - c‖² tabled in advance: rounding then
+  scales with ‖g - √ᾱ c‖², and landmarks lie in the densest parts of the set, where points tie at low noise;
+* the points that carry the weight are evaluated directly, difference by difference: a few always, and as many as
+  matter where rounding would show, because no landmark is near;
+* g - √ᾱ x is taken as (g - x) + (1 - √ᾱ) x, since √ᾱ x rounds and g - x does not where the two nearly agree.
 """
 
 import functools
@@ -26,7 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from dime_jax import _validate
@@ -35,10 +36,13 @@ from dime_jax._typing import PyTree
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.schedule import NoiseSchedule, per_image
 
-MAX_BLOCK = 4096  # training points streamed at a time
-QUERY_CHUNK = 256  # queries evaluated at a time: memory is O(QUERY_CHUNK * (MAX_BLOCK + d)) for any n and any batch
-MAX_LANDMARKS = 64
-NEAREST = 4  # points per block that are evaluated directly
+QUERY_CHUNK = 256  # queries evaluated at a time, and
+CHUNK_ENTRIES = 2**24  # at most so many (query, point) pairs, but never fewer than
+MIN_CHUNK = 16  # queries: memory beyond the training set is a few arrays of that many pairs
+MAX_LANDMARKS = 128
+DIRECT = (4, 32, 256, 1024)  # so many leading points are evaluated directly: the first of these that is enough
+DIRECT_AT_ONCE = 16
+NEGLIGIBLE = 2e-5  # error of a logit times the root of its weight that needs no better evaluation
 FAR_AWAY = 1e12  # coordinates of padding points: their weight underflows to 0
 
 T = TypeVar("T")
@@ -53,11 +57,11 @@ class ErrorDecomposition(NamedTuple):
 
 
 class Points(NamedTuple, Generic[T]):
-    """The training set in blocks, each point as its landmark (one of c_1 … c_K) plus a residual; or where it lies."""
+    """The training set, each point as its landmark (one of c_1 … c_K) plus a residual; or where these arrays lie."""
 
-    residual: T  # [blocks, size, d]: x_i - c_k(i)
-    landmark_of: T  # [blocks, size]: k(i), the landmark nearest to x_i
-    sq_dist: T  # [blocks, K, size]: ‖x_i - c_k‖²
+    residual: T  # [n, d + K + …]: x_i - c_k(i), k(i) as a one-hot row, zeros: one product serves both
+    landmark_of: T  # [n]: k(i), the landmark nearest to x_i
+    sq_dist: T  # [K, n]: ‖x_i - c_k‖²
     landmarks: T  # [K, d]
 
 
@@ -75,10 +79,11 @@ class Mixture(NamedTuple):
 
 
 class _Query(NamedTuple):
-    """Queries and what they share over all blocks. U = g - √ᾱ c is the query seen from its nearest landmark c."""
+    """Queries, and U = g - √ᾱ c: the query seen from its nearest landmark c."""
 
     g: jax.Array  # [B, d]
     scale: jax.Array  # √ᾱ [B, 1]
+    sigma: jax.Array  # [B, 1]
     inv_two_var: jax.Array  # 1 / 2σ² [B]
     landmark: jax.Array  # index of c [B]
     offset: jax.Array  # U [B, d]
@@ -115,49 +120,62 @@ def _excess_square(v: jax.Array, mean_square: jax.Array) -> jax.Array:
 
 
 def choose_landmarks(points: np.ndarray, most: int = MAX_LANDMARKS, sample: int = 2048) -> np.ndarray:
-    """Points that cover the set: farthest-first over an even subsample, as long as float32 tells points apart."""
+    """The origin, and points such that, as far as `most` allows, each point has one at the scale of its neighbourhood.
+
+    Over an even subsample, densest first: a point becomes a landmark if no other lies within four times the distance
+    to its own fourth neighbour. So every tight cluster gets one, and points without structure share one.
+    """
     subset = points[np.linspace(0, len(points) - 1, min(sample, len(points))).astype(int)]
-    norms = np.einsum("nd,nd->n", subset, subset)
-    chosen = [0]
-    dist = np.full(len(subset), np.inf)
-    while True:
-        last = chosen[-1]
-        dist = np.minimum(dist, norms - 2 * (subset @ subset[last]) + norms[last])
-        farthest = int(np.argmax(dist))
-        if len(chosen) == min(most, len(subset)) or dist[farthest] <= 1e-5 * norms.max():
-            return subset[chosen]
-        chosen.append(farthest)
+    centered = subset - subset.mean(axis=0)
+    norms = np.einsum("nd,nd->n", centered, centered)
+    sq_dist = np.maximum(norms + norms[:, None] - 2 * (centered @ centered.T), 1e-6 * norms.max())
+    fourth = min(4, len(subset) - 1)
+    neighbourhood = np.partition(sq_dist, fourth, axis=1)[:, fourth]
+    densest, *others = np.argsort(neighbourhood)
+    chosen = [densest]
+    for i in others:
+        if len(chosen) < most and sq_dist[i, chosen].min() > 16 * neighbourhood[i]:
+            chosen.append(i)
+    return np.concatenate([np.zeros_like(subset[:1]), subset[chosen]])
 
 
 def index_points(train: np.ndarray, num_devices: int = 1) -> Points[np.ndarray]:
-    """Cut [n, d] points into even blocks, a multiple of `num_devices`, and table their distances to the landmarks."""
+    """Deal [n, d] points to devices, padded to equal shares, and table their distances to the landmarks."""
     n, d = train.shape
     if n < num_devices:
         raise ValueError(f"expected at least one training point per device, got {n} points for {num_devices} devices")
-    blocks = num_devices * max(1, -(-n // (MAX_BLOCK * num_devices)))
-    size = -(-n // blocks)
+    size = -(-n // num_devices) * num_devices
     landmarks = choose_landmarks(train)
-    center_sq = np.einsum("kd,kd->k", landmarks, landmarks)
-    between = np.stack([np.sum((landmarks - center) ** 2, axis=1) for center in landmarks])
-    residuals = np.full((blocks, size, d), FAR_AWAY, train.dtype)
-    landmark_of = np.zeros((blocks, size), np.int32)
-    sq_dist = np.full((blocks, len(landmarks), size), d * FAR_AWAY**2, train.dtype)
-    for b, x in enumerate(np.array_split(train, blocks)):
-        nearest = np.argmin(center_sq - 2 * (x @ landmarks.T), axis=1)
-        residual = np.subtract(x, landmarks[nearest], out=residuals[b, : len(x)])
-        inner = residual @ landmarks.T  # r_i·c_k
-        own = np.take_along_axis(inner, nearest[:, None], axis=1)
-        dist = np.einsum("nd,nd->n", residual, residual)[:, None] + 2 * (own - inner) + between[nearest]
-        landmark_of[b, : len(x)] = nearest
-        sq_dist[b, :, : len(x)] = np.maximum(dist.T, 0)
-    return Points(residuals, landmark_of, sq_dist, landmarks)
+    centers = landmarks.astype(np.float64)
+    center_sq = np.einsum("kd,kd->k", centers, centers)
+    width = -(-(d + len(landmarks)) // 32) * 32  # aligned, or products take a tenth longer
+    residual = np.full((size, width), FAR_AWAY, train.dtype)
+    landmark_of = np.zeros(size, np.int32)
+    sq_dist = np.full((len(landmarks), size), d * FAR_AWAY**2, train.dtype)
+    for first in range(0, n, 4096):
+        rows = slice(first, min(first + 4096, n))
+        x = train[rows].astype(np.float64)
+        dist = center_sq[:, None] - 2 * (centers @ x.T) + np.einsum("nd,nd->n", x, x)
+        sq_dist[:, rows] = np.maximum(dist, 0)
+        dist[0] /= 4  # the residual from the origin is exact: prefer it unless another is much nearer
+        landmark_of[rows] = np.argmin(dist, axis=0)
+        np.subtract(train[rows], landmarks[landmark_of[rows]], out=residual[rows, :d])
+        residual[rows, d:] = np.eye(width - d)[landmark_of[rows]]
+    deal = functools.partial(_deal, num_devices=num_devices)
+    return Points(deal(residual, axis=0), deal(landmark_of, axis=0), deal(sq_dist, axis=1), landmarks)
 
 
-def _without_padding(columns: jax.Array, n: int, blocks: int) -> jax.Array:
-    """Drop the padding from [B, blocks * size] columns: blocks are cut as `np.array_split` cuts n rows."""
-    size = columns.shape[1] // blocks
-    lengths = [len(rows) for rows in np.array_split(np.arange(n), blocks)]
-    return columns[:, np.concatenate([np.arange(length) + b * size for b, length in enumerate(lengths)])]
+def _deal(array: np.ndarray, num_devices: int, axis: int) -> np.ndarray:
+    """Reorder an axis so that its even parts hold entries 0, D, 2D …, then 1, D + 1 …: each has a real point."""
+    split = array.reshape(*array.shape[:axis], -1, num_devices, *array.shape[axis + 1 :])
+    return split.swapaxes(axis, axis + 1).reshape(array.shape)
+
+
+def _difference(x: jax.Array, g: jax.Array, scale: jax.Array, sigma: jax.Array) -> jax.Array:
+    """√ᾱ x - g: in float32 at low noise as (x - g) - (1 - √ᾱ) x, where 1 - √ᾱ = σ²/(1 + √ᾱ) has all its digits."""
+    if x.dtype == jnp.float64:  # the tables of σ and √ᾱ agree to float32
+        return scale * x - g
+    return jnp.where(scale > 0.5, (x - g) - sigma**2 / (1 + scale) * x, scale * x - g)
 
 
 def _prepare(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> _Query:
@@ -165,78 +183,114 @@ def _prepare(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t
     sigma = jnp.broadcast_to(schedule.sigma(t).astype(g.dtype), g.shape[:1])
     centers = points.landmarks
     landmark = jnp.argmin(scale * jnp.sum(centers**2, axis=-1)[None] - 2 * g @ centers.T, axis=1)
-    offset = g - scale * centers[landmark]
+    offset = -_difference(centers[landmark], g, scale, sigma[:, None])
     along = offset @ centers.T - jnp.sum(offset * centers[landmark], axis=1, keepdims=True)
     along = jnp.where(jax.nn.one_hot(landmark, len(centers), dtype=bool), 0, along)  # exactly 0 at c itself
     mean_square = _round_mean_square(offset)
     origin = g.shape[1] * mean_square
-    return _Query(g, scale, 0.5 / sigma**2, landmark, offset, origin, _excess_square(offset, mean_square), along)
+    excess = _excess_square(offset, mean_square)
+    return _Query(g, scale, sigma[:, None], 0.5 / sigma**2, landmark, offset, origin, excess, along)
 
 
-def _block_logits(points: Points[jax.Array], query: _Query) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For one block: (offset_origin - ‖g - √ᾱ x_i‖²)/2σ² [B, size], k(i) as one-hot rows, and ‖x_i - c‖²."""
-    which = jax.nn.one_hot(points.landmark_of, len(points.landmarks), dtype=query.g.dtype)
-    inner = query.offset @ points.residual.T + query.along @ which.T  # U·(x_i - c)
+def _expanded_logits(points: Points[jax.Array], query: _Query) -> tuple[jax.Array, jax.Array]:
+    """(offset_origin - ‖g - √ᾱ x_i‖²)/2σ² and ‖x_i - c‖² for every point, each [B, n]."""
+    left = jnp.concatenate([query.offset, query.along], axis=1)
+    unused = points.residual.shape[1] - left.shape[1]
+    inner = jnp.pad(left, ((0, 0), (0, unused))) @ points.residual.T  # U·(x_i - c)
     from_c = points.sq_dist[query.landmark]
     excess = query.scale * (query.scale * from_c - 2 * inner) + query.offset_excess[:, None]
-    return -excess * query.inv_two_var[:, None], which, from_c
+    return -excess * query.inv_two_var[:, None], from_c
+
+
+def _direct_count(query: _Query, weights: jax.Array) -> jax.Array:
+    """How many points some query needs evaluated directly, given exp(expanded logits) [B, n] up to a factor.
+
+    Expanded logits near the query are off by about `error`, independently of each other, so that a point of
+    responsibility p moves the mean by error * √p of the cloud's size or less.
+    """
+    error = jnp.finfo(weights.dtype).eps * (query.offset_origin + query.offset_excess) * query.inv_two_var
+    least = jnp.sum(weights, axis=1) * (NEGLIGIBLE / error) ** 2 * jnp.exp(-4 * error)
+    return jnp.max(jnp.sum(weights > least[:, None], axis=1))
 
 
 class _Nearest(NamedTuple):
-    """The leading points of a block, evaluated directly."""
+    """Points evaluated directly."""
 
-    rows: jax.Array  # [B, k]
     shift: jax.Array  # √ᾱ x_i - g [B, k, d]
     logits: jax.Array  # (origin - ‖√ᾱ x_i - g‖²)/2σ² [B, k]
     origin: jax.Array  # [B]
 
 
-def _nearest(points: Points[jax.Array], query: _Query, logits: jax.Array) -> _Nearest:
-    _, index = jax.lax.top_k(logits, min(NEAREST, logits.shape[1]))
-    x = points.landmarks[points.landmark_of[index]] + points.residual[index]
-    shift = query.scale[..., None] * x - query.g[:, None]
+def _evaluate(points: Points[jax.Array], query: _Query, rows: jax.Array) -> _Nearest:
+    """Some points [B, k] difference by difference; the first is the one to measure distances from."""
+    x = points.landmarks[points.landmark_of[rows]] + points.residual[rows, : query.g.shape[1]]
+    shift = _difference(x, query.g[:, None], query.scale[..., None], query.sigma[..., None])
     mean_square = _round_mean_square(shift[:, 0])
-    excess = _excess_square(shift, jnp.broadcast_to(mean_square[:, None], index.shape))
-    return _Nearest(index, shift, -excess * query.inv_two_var[:, None], shift.shape[-1] * mean_square)
+    excess = _excess_square(shift, jnp.broadcast_to(mean_square[:, None], rows.shape))
+    return _Nearest(shift, -excess * query.inv_two_var[:, None], shift.shape[-1] * mean_square)
 
 
-def _block_mixture(points: Points[jax.Array], query: _Query) -> Mixture:
-    """One block: its nearest points, merged with all its others."""
-    logits, which, from_c = _block_logits(points, query)
-    nearest = _nearest(points, query, logits)
+def _cloud_of(nearest: _Nearest) -> Mixture:
     p = jax.nn.softmax(nearest.logits, axis=1)
     mean = jnp.sum(p[..., None] * nearest.shift, axis=1)
     spread = jnp.sum(p * jnp.sum((nearest.shift - mean[:, None]) ** 2, axis=-1), axis=1)
-    near = Mixture(nearest.origin, jax.nn.logsumexp(nearest.logits, axis=1), mean, spread)
-    if logits.shape[1] <= NEAREST:
-        return near
+    return Mixture(nearest.origin, jax.nn.logsumexp(nearest.logits, axis=1), mean, spread)
 
-    logits = logits.at[jnp.arange(len(logits))[:, None], nearest.rows].set(-jnp.inf)
+
+def _groups(rows: jax.Array) -> jax.Array:
+    """[B, k] as [k / DIRECT_AT_ONCE, B, DIRECT_AT_ONCE], so that memory does not grow with k."""
+    width = min(DIRECT_AT_ONCE, rows.shape[1])
+    return jnp.moveaxis(rows.reshape(len(rows), -1, width), 1, 0)
+
+
+def _leading(logits: jax.Array, count: jax.Array, use: Callable[[jax.Array], PyTree]) -> PyTree:
+    """use(rows) for the rows [B, k] of the largest logits: k is the first of DIRECT that is at least `count`."""
+    n = logits.shape[1]
+    sizes = [k for k in DIRECT if k < n] or [n]
+    branches = [lambda logits, k=k: use(jax.lax.top_k(logits, k)[1]) for k in sizes]
+    return jax.lax.switch(sum((count > k).astype(jnp.int32) for k in sizes[:-1]), branches, logits)
+
+
+def _rest(points: Points[jax.Array], query: _Query, logits: jax.Array, from_c: jax.Array) -> Mixture:
+    """All points by their expanded logits, without those whose logit is -inf."""
     top = jnp.max(logits, axis=1, keepdims=True)
     weights = jnp.exp(logits - top)
     mass = jnp.sum(weights, axis=1, keepdims=True)
-    at_landmark = weights @ which
+    d = query.g.shape[1]
+    from_own, at_landmark, _ = jnp.split(weights @ points.residual, [d, d + len(points.landmarks)], axis=1)
     elsewhere = jnp.where(jax.nn.one_hot(query.landmark, at_landmark.shape[1], dtype=bool), 0, at_landmark)
     center = points.landmarks[query.landmark]
     between = elsewhere @ points.landmarks - jnp.sum(elsewhere, axis=1, keepdims=True) * center
-    from_landmark = query.scale * (weights @ points.residual + between) / mass  # E[Y] - √ᾱ c
+    from_landmark = query.scale * (from_own + between) / mass  # E[Y] - √ᾱ c
     second = query.scale[:, 0] ** 2 * jnp.sum(weights * from_c, axis=1) / mass[:, 0]
     spread = jnp.maximum(second - jnp.sum(from_landmark**2, axis=1), 0)
-    rest = Mixture(query.offset_origin, (top + jnp.log(mass))[:, 0], from_landmark - query.offset, spread)
-    return merge(near, rest, query.inv_two_var)
+    return Mixture(query.offset_origin, (top + jnp.log(mass))[:, 0], from_landmark - query.offset, spread)
 
 
-def _stream(points: Points[jax.Array], query: _Query) -> Mixture:
-    """Fold the blocks of one device into one mixture."""
+def _mixture_of(points: Points[jax.Array], query: _Query) -> Mixture:
+    """The points of one device: the leading ones, evaluated directly, merged with all others."""
+    logits, from_c = _expanded_logits(points, query)
+    weights = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
 
-    def mixture(index: ArrayLike) -> Mixture:
-        block = Points(points.residual[index], points.landmark_of[index], points.sq_dist[index], points.landmarks)
-        return _block_mixture(block, query)
+    def split(rows: jax.Array) -> tuple[Mixture, jax.Array]:
+        first, *_ = groups = _groups(rows)
 
-    def step(state: Mixture, index: jax.Array) -> tuple[Mixture, None]:
-        return merge(state, mixture(index), query.inv_two_var), None
+        def step(state: Mixture, rows: jax.Array) -> tuple[Mixture, None]:
+            return merge(state, _cloud_of(_evaluate(points, query, rows)), query.inv_two_var), None
 
-    return jax.lax.scan(step, mixture(0), jnp.arange(1, len(points.residual)))[0]
+        near, _ = jax.lax.scan(step, _cloud_of(_evaluate(points, query, first)), groups[1:])
+        return near, logits.at[jnp.arange(len(logits))[:, None], rows].set(-jnp.inf)
+
+    near, logits = _leading(logits, _direct_count(query, weights), split)
+    if logits.shape[1] <= DIRECT[0]:
+        return near
+    return merge(near, _rest(points, query, logits, from_c), query.inv_two_var)
+
+
+def _shards(mesh: Mesh) -> Points[NamedSharding]:
+    """How the training set lies on a mesh: every device has some of the points and all landmarks."""
+    rows, columns = split_rows(mesh), NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))
+    return Points(rows, rows, columns, replicated(mesh))
 
 
 def _cloud(
@@ -245,31 +299,30 @@ def _cloud(
     """The whole training set as one mixture seen from g [B, d]."""
     query = _prepare(points, schedule, g, t)
     if mesh is None:
-        return _stream(points, query)
-    shard, whole = split_rows(mesh).spec, replicated(mesh).spec
-    stream = jax.shard_map(
-        lambda points, query: jax.tree.map(lambda x: x[None], _stream(points, query)),
+        return _mixture_of(points, query)
+    part = jax.shard_map(
+        lambda points, query: jax.tree.map(lambda x: x[None], _mixture_of(points, query)),
         mesh=mesh,
-        in_specs=(Points(shard, shard, shard, whole), whole),
-        out_specs=shard,
+        in_specs=(Points(*(sharding.spec for sharding in _shards(mesh))), replicated(mesh).spec),
+        out_specs=split_rows(mesh).spec,
         check_vma=False,
     )
-    parts = stream(points, query)
+    parts = part(points, query)
     devices = [jax.tree.map(lambda x, i=i: x[i], parts) for i in range(mesh.size)]
     return functools.reduce(lambda a, b: merge(a, b, query.inv_two_var), devices)
 
 
-def _in_chunks(fn: Callable[[jax.Array, jax.Array], PyTree], g: jax.Array, t: jax.Array) -> PyTree:
-    """Map fn(g, t) over the batch, QUERY_CHUNK rows at a time."""
-    batch = len(g)
-    if batch <= QUERY_CHUNK:
+def _in_chunks(fn: Callable[[jax.Array, jax.Array], PyTree], g: jax.Array, t: jax.Array, points: int) -> PyTree:
+    """Map fn(g, t) over the batch, so many rows at a time that memory stays bounded for any number of points."""
+    batch, rows = len(g), min(QUERY_CHUNK, max(MIN_CHUNK, CHUNK_ENTRIES // points))
+    if batch <= rows:
         return fn(g, t)
-    chunks = -(-batch // QUERY_CHUNK)
-    padding = chunks * QUERY_CHUNK - batch
-    g = jnp.pad(g, ((0, padding), (0, 0)), mode="edge").reshape(chunks, QUERY_CHUNK, -1)
-    t = jnp.pad(jnp.broadcast_to(t, (batch,)), (0, padding), mode="edge").reshape(chunks, QUERY_CHUNK)
+    chunks = -(-batch // rows)
+    padding = chunks * rows - batch
+    g = jnp.pad(g, ((0, padding), (0, 0)), mode="edge").reshape(chunks, rows, -1)
+    t = jnp.pad(jnp.broadcast_to(t, (batch,)), (0, padding), mode="edge").reshape(chunks, rows)
     out = jax.lax.map(lambda args: fn(*args), (g, t))
-    return jax.tree.map(lambda x: x.reshape(chunks * QUERY_CHUNK, *x.shape[2:])[:batch], out)
+    return jax.tree.map(lambda x: x.reshape(chunks * rows, *x.shape[2:])[:batch], out)
 
 
 class IdealDenoiser(Denoiser):
@@ -280,8 +333,9 @@ class IdealDenoiser(Denoiser):
       schedule: the noise schedule.
       mesh: a one-axis device mesh to spread the training set over; None for one device.
 
-    Guarantees: right to float32 rounding at every t in [0, T), for n = 1 and for repeated points too. One call costs
-    two matrix products of the batch with the training set; memory beyond the training set is bounded by a block.
+    Guarantees: right to float32 rounding at every t in [0, T), for n = 1 and for repeated points too, up to 1,024
+    points that tie at low noise without a landmark near them. One call costs two matrix products of the batch with
+    the training set; memory beyond the training set is bounded.
     """
 
     def __init__(self, train: ArrayLike, schedule: NoiseSchedule, *, mesh: Mesh | None = None):
@@ -293,11 +347,7 @@ class IdealDenoiser(Denoiser):
         flat = np.ascontiguousarray(train.reshape(len(train), -1), dtype)
         _validate.check_finite(flat, "train")
         points = index_points(flat, 1 if mesh is None else mesh.size)
-        if mesh is None:
-            points = jax.device_put(points)
-        else:
-            shard, whole = split_rows(mesh), replicated(mesh)
-            points = jax.device_put(points, Points(shard, shard, shard, whole))
+        points = jax.device_put(points, None if mesh is None else _shards(mesh))
         self.num_points = len(flat)
         self._mesh = mesh
         super().__init__(
@@ -314,7 +364,9 @@ class IdealDenoiser(Denoiser):
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
             logits = _logits(*self.params, g, jnp.asarray(t, jnp.int32))
-        return jax.nn.softmax(_without_padding(logits, self.num_points, len(self.params[0].residual)), axis=1)
+        devices = 1 if self._mesh is None else self._mesh.size
+        in_order = logits.reshape(len(g), devices, -1).swapaxes(1, 2).reshape(logits.shape)
+        return jax.nn.softmax(in_order[:, : self.num_points], axis=1)
 
     def jacobian_trace(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
         """tr ∇ε*(g) = d/σ - V/σ³, per query [B]."""
@@ -348,7 +400,7 @@ class IdealDenoiser(Denoiser):
 def _mixture(
     points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Mesh | None
 ) -> Mixture:
-    return _in_chunks(lambda g, t: _cloud(points, schedule, g, t, mesh), g, t)
+    return _in_chunks(lambda g, t: _cloud(points, schedule, g, t, mesh), g, t, len(points.residual))
 
 
 @functools.cache  # one function per mesh, so that all ideal denoisers of one shape share a compilation
@@ -373,18 +425,16 @@ def _logits(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t:
 
     def one_chunk(g: jax.Array, t: jax.Array) -> jax.Array:
         query = _prepare(points, schedule, g, t)
+        expanded = _expanded_logits(points, query)[0]
+        weights = jnp.exp(expanded - jnp.max(expanded, axis=1, keepdims=True))
 
-        def one_block(args: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, _Nearest]:
-            block = Points(*args, points.landmarks)
-            logits = _block_logits(block, query)[0]
-            return logits, _nearest(block, query, logits)._replace(shift=jnp.zeros(()))
+        def with_direct(rows: jax.Array) -> jax.Array:
+            nearest = jax.lax.map(lambda rows: _evaluate(points, query, rows)._replace(shift=rows), _groups(rows))
+            lowest = jnp.minimum(nearest.origin[0], query.offset_origin)
+            logits = expanded - ((query.offset_origin - lowest) * query.inv_two_var)[:, None]
+            direct = nearest.logits - ((nearest.origin - lowest[None]) * query.inv_two_var[None])[..., None]
+            return logits.at[jnp.arange(len(g))[None, :, None], nearest.shift].set(direct)
 
-        logits, nearest = jax.lax.map(one_block, (points.residual, points.landmark_of, points.sq_dist))
-        lowest = jnp.minimum(jnp.min(nearest.origin, axis=0), query.offset_origin)
-        logits = logits - ((query.offset_origin - lowest) * query.inv_two_var)[None, :, None]
-        direct = nearest.logits - ((nearest.origin - lowest[None]) * query.inv_two_var[None])[..., None]
-        block, row = jnp.arange(len(logits))[:, None, None], jnp.arange(len(g))[None, :, None]
-        logits = logits.at[block, row, nearest.rows].set(direct)
-        return jnp.moveaxis(logits, 0, 1).reshape(len(g), -1)
+        return _leading(expanded, _direct_count(query, weights), with_direct)
 
-    return _in_chunks(one_chunk, g, t)
+    return _in_chunks(one_chunk, g, t, len(points.residual))

@@ -11,6 +11,10 @@ What the intervals promise at confidence 1 - α, for images drawn independently:
   TPR@FPR    resampled false positives and members              asymptotically; starts at 0 if n_heldout · fpr < 3
   no spread  `interval_without_spread`                          at least 1 - α, for any n
 
+Images of one group (one person, one shoot, copies) are not independent. Where groups are given, only groups need be:
+the AUC has DeLong's error with the placements of a group added up, and the other two have their intervals at the number
+of independent images that vary as much (`effective_size`). Groups of one image give the plain intervals.
+
 Scores must be finite one-dimensional arrays; any NaN or infinity is refused.
 """
 
@@ -24,6 +28,7 @@ from scipy import integrate, optimize, special, stats
 from dime_jax import _validate
 
 ScorePair = tuple[npt.ArrayLike, npt.ArrayLike]
+Groups = tuple[npt.ArrayLike | None, npt.ArrayLike | None]  # of members and held-out images, -1 for one on its own
 
 # The Monte-Carlo error of a 95 % limit is then 1 % of the interval's width. A resample costs O(1), not O(n).
 _RESAMPLES = 5_000
@@ -80,6 +85,7 @@ def evaluate(
     fprs: Iterable[float] = (0.01,),
     confidence: float = 0.95,
     seed: int = 0,
+    groups: Groups = (None, None),
 ) -> Metrics:
     """AUC, ASR and TPR at each of `fprs`, with confidence intervals.
 
@@ -88,14 +94,23 @@ def evaluate(
     TPR@fpr = max {TPR(tau) : FPR(tau) <= fpr}. With fewer than 1/fpr held-out images no false positive is allowed: it
               is then the share of members below every held-out score; its interval starts at 0 (above 64 % confidence).
 
+    Args:
+      member_scores, heldout_scores: [n] and [m], lower for members.
+      fprs: false positive rates to give the TPR at.
+      confidence: of every interval.
+      seed: of resampling.
+      groups: which members, and which held-out images, belong together; a group may have both.
+
     Deterministic in `seed`; the interval at one fpr does not depend on which others are asked for.
     """
     member, heldout = _check_scores(member_scores, heldout_scores)
     fprs = _check_levels(fprs, confidence)
-    operating_points = {fpr: _tpr_at_fpr(member, heldout, fpr, confidence, seed) for fpr in fprs}
+    of_member, of_heldout = _group_numbers(groups, (member.size, heldout.size))
+    sizes = effective_size(member, of_member), effective_size(heldout, of_heldout)
+    operating_points = {fpr: _tpr_at_fpr(member, heldout, fpr, confidence, seed, sizes) for fpr in fprs}
     return Metrics(
-        auc=_auc(member, heldout, confidence),
-        asr=_asr(member, heldout, confidence),
+        auc=_auc(member, heldout, confidence, (of_member, of_heldout)),
+        asr=_asr(member, heldout, confidence, sizes),
         tpr_at_fpr={fpr: tpr for fpr, (tpr, _) in operating_points.items()},
         attained_fpr={fpr: false / heldout.size for fpr, (_, false) in operating_points.items()},
         false_positives={fpr: false for fpr, (_, false) in operating_points.items()},
@@ -110,7 +125,8 @@ def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
 def auc_interval(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
     """AUC with its interval, as in `evaluate`, without the other metrics."""
     _check_levels((), confidence)
-    return _auc(*_check_scores(member_scores, heldout_scores), confidence)
+    member, heldout = _check_scores(member_scores, heldout_scores)
+    return _auc(member, heldout, confidence, _group_numbers((None, None), (member.size, heldout.size)))
 
 
 def roc_curve(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> RocCurve:
@@ -200,9 +216,24 @@ def _mean_and_error(of_members: np.ndarray, of_heldout: np.ndarray) -> tuple[flo
     return float(np.sum(of_members) / (2 * pairs)), float(np.sqrt(sum(spreads)) / (2 * pairs))
 
 
-def _auc(member: np.ndarray, heldout: np.ndarray, confidence: float) -> Estimate:
-    auc, error = _mean_and_error(*_placements(member, heldout))
-    draws = min(member.size, heldout.size)
+def _grouped_error(placements: tuple[np.ndarray, np.ndarray], groups: tuple[np.ndarray, np.ndarray]) -> float:
+    """DeLong's standard error of an AUC, with groups in place of images: √Σ_g (what g moves the AUC by)²."""
+    moves = np.zeros(1 + max(index.max() for index in groups))
+    pairs = 2 * placements[0].size * placements[1].size
+    for placed, index in zip(placements, groups):
+        count = np.unique(index).size
+        if count > 1:
+            unbiased = np.sqrt(count / (count - 1))
+            moves += np.bincount(index, (placed - placed.mean()) * unbiased / pairs, minlength=moves.size)
+    return float(np.sqrt(np.sum(moves**2)))
+
+
+def _auc(member: np.ndarray, heldout: np.ndarray, confidence: float, groups: tuple[np.ndarray, np.ndarray]) -> Estimate:
+    placements = _placements(member, heldout)
+    auc, error = _mean_and_error(*placements)
+    draws = min(np.unique(index).size for index in groups)
+    if draws < min(member.size, heldout.size) or np.intersect1d(*groups).size:
+        error = _grouped_error(placements, groups)
     bound = interval_without_spread(auc, draws, confidence)
     if error == 0 or draws == 1:
         return bound
@@ -239,14 +270,14 @@ def interval_without_spread(value: float, n: int, confidence: float, least: floa
 # ---------------------------------------------------------------------------------------------------------------- ASR
 
 
-def _asr(member: np.ndarray, heldout: np.ndarray, confidence: float) -> Estimate:
+def _asr(member: np.ndarray, heldout: np.ndarray, confidence: float, sizes: tuple[float, float]) -> Estimate:
     _, hits, false = _counts(member, heldout)
     advantage = float(np.max(hits / member.size - false / heldout.size))
-    low, high = _advantage_limits(advantage, member.size, heldout.size, (1 - confidence) / 2)
+    low, high = _advantage_limits(advantage, *sizes, (1 - confidence) / 2)
     return Estimate((1 + advantage) / 2, (1 + low) / 2, (1 + high) / 2)
 
 
-def _advantage_limits(advantage: float, n: int, m: int, tail: float) -> tuple[float, float]:
+def _advantage_limits(advantage: float, n: float, m: float, tail: float) -> tuple[float, float]:
     """Confidence limits, each wrong with probability at most `tail`, for D = sup_tau (TPR - FPR) = 2 ASR - 1.
 
     The estimate D̂ is a maximum, hence biased upwards, and its law depends on the whole ROC curve. Both limits invert a
@@ -273,7 +304,7 @@ def _advantage_limits(advantage: float, n: int, m: int, tail: float) -> tuple[fl
     return low, high
 
 
-def _worst_case_tail(excess: float, d: float, n: int, m: int) -> float:
+def _worst_case_tail(excess: float, d: float, n: float, m: float) -> float:
     """P(D̂ > d + excess) for n members and m held-out images whose ROC curve is TPR = min(1, FPR + d), for large n, m.
 
     Along the line, D̂(FPR) - d is a Brownian bridge of variance s² = 1/n + 1/m per unit of FPR, over the length 1 - d,
@@ -300,7 +331,12 @@ def _worst_case_tail(excess: float, d: float, n: int, m: int) -> float:
 
 
 def _tpr_at_fpr(
-    member: np.ndarray, heldout: np.ndarray, fpr: float, confidence: float, seed: int
+    member: np.ndarray,
+    heldout: np.ndarray,
+    fpr: float,
+    confidence: float,
+    seed: int,
+    sizes: tuple[float, float] | None = None,
 ) -> tuple[Estimate, int]:
     """TPR at the most permissive threshold with FPR <= fpr, and the number of false positives there.
 
@@ -311,20 +347,23 @@ def _tpr_at_fpr(
 
     If J = 0 is likelier than 1 - confidence (below about 3 expected false positives at 95 %), the data cannot tell how
     far the threshold lies below every held-out score, and the interval starts at 0.
+
+    Both are drawn for `sizes` independent images, rounded down, if there are fewer of these.
     """
+    n, m = (member.size, heldout.size) if sizes is None else (int(size) for size in sizes)
     cuts = _cuts(heldout)
     below = np.searchsorted(np.sort(member), cuts, "left")
     allowed = _allowed_false_positives(heldout.size, fpr)
     tpr = float(below[allowed] / member.size)
 
     rng = np.random.default_rng(seed)
-    false = rng.binomial(heldout.size, fpr, _RESAMPLES)
-    resampled = rng.binomial(member.size, below[false] / member.size) / member.size
+    false = np.rint(rng.binomial(m, fpr, _RESAMPLES) * (heldout.size / m)).astype(int)
+    resampled = rng.binomial(n, below[false] / member.size) / n
     low, high = np.quantile(resampled, _tails(confidence))
-    if _too_few(heldout.size, fpr, confidence):
+    if _too_few(m, fpr, confidence):
         low = 0.0
     # When all members, or none, lie below, resampling shows no spread, though the truth may differ.
-    bound = interval_without_spread(tpr, member.size, confidence)
+    bound = interval_without_spread(tpr, n, confidence)
     estimate = Estimate(tpr, float(min(low, bound.low)), float(max(high, bound.high)))
     return estimate, int(np.searchsorted(cuts, cuts[allowed], "left"))
 
@@ -382,6 +421,45 @@ def _too_few(heldout_size: int, fpr: float, confidence: float) -> bool:
 def _tails(confidence: float) -> tuple[float, float]:
     """The two quantiles that leave 1 - confidence outside, half on each side."""
     return (1 - confidence) / 2, (1 + confidence) / 2
+
+
+# ------------------------------------------------------------------------------------------------------------- groups
+
+
+def effective_size(scores: np.ndarray, groups: np.ndarray) -> float:
+    """How many independent images would have shares below a threshold that vary as much; at most `scores.size`.
+
+    The variance of the share over whole groups, as a ratio to that over single images, both summed over the nine
+    deciles of the scores: one threshold alone would make the ratio a matter of luck.
+
+    Args:
+      scores: [n].
+      groups: the number of each image's group, from 0 [n].
+    """
+    count = np.unique(groups).size
+    if count in (1, scores.size):
+        return float(count)
+    below = scores[None] <= np.quantile(scores, np.arange(1, 10) / 10)[:, None]
+    deviations = below - below.mean(axis=1, keepdims=True)
+    sums = np.stack([np.bincount(groups, row) for row in deviations])
+    single = np.sum(deviations**2) * scores.size / (scores.size - 1)
+    together = np.sum(sums**2) * count / (count - 1)
+    return float(scores.size / max(1.0, together / single)) if single else float(count)
+
+
+def _group_numbers(groups: Groups, sizes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers from 0 for the groups of both classes; an image on its own gets one of its own."""
+    labels = []
+    for group, size, name in zip(groups, sizes, ("member", "held-out")):
+        label = np.full(size, -1) if group is None else np.asarray(group)
+        _validate.check_shape(label, (size,), f"{name} groups")
+        labels.append(label)
+    both = np.concatenate(labels)
+    numbers = np.unique(both, return_inverse=True)[1]
+    alone = both == -1
+    numbers[alone] = numbers.max() + 1 + np.arange(np.sum(alone))
+    numbers = np.unique(numbers, return_inverse=True)[1]
+    return numbers[: sizes[0]], numbers[sizes[0] :]
 
 
 # ------------------------------------------------------------------------------------------------------------- shared

@@ -211,9 +211,12 @@ def evaluate_run(
 
 
 def evaluation(
-    directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
+    directory: str | os.PathLike[str],
+    fprs: Sequence[float] = (0.01,),
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """What `evaluate_run` writes."""
+    """What `evaluate_run` writes; with the groups of all images of the source [n], intervals allow for these."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
     split = read_halves(directory).test
@@ -221,7 +224,8 @@ def evaluation(
     for frozen in read_calibrations(directory):
         pair = _pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
-        outcome = evaluate(frozen, pair, fprs, confidence, seed)
+        grouped = (None, None) if groups is None else _groups(table, frozen_job(frozen), split, groups)
+        outcome = evaluate(frozen, pair, fprs, confidence, seed, grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
     identity = table.manifest["identity"]
@@ -313,9 +317,19 @@ def _read_run(directory: pathlib.Path) -> _Run:
 def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     """Terms of the images with a finite answer, members and held-out images apart."""
     terms = table.terms(job)
-    usable = np.all(np.isfinite(terms), axis=0)
-    sides = (terms[:, usable & np.isin(table.index, side)] for side in (split.member, split.heldout))
-    return TermPair(*sides)
+    return TermPair(*(terms[:, usable] for usable in _usable(table, job, split)))
+
+
+def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The groups of the images of `_pair`."""
+    member, heldout = _usable(table, job, split)
+    return groups[table.index[member]], groups[table.index[heldout]]
+
+
+def _usable(table: ScoreTable, job: Job, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of the table are members, and which held-out images, with a finite answer."""
+    finite = np.all(np.isfinite(table.terms(job)), axis=0)
+    return finite & np.isin(table.index, split.member), finite & np.isin(table.index, split.heldout)
 
 
 def _read_sealed(path: pathlib.Path) -> digests.Sealed:

@@ -1,5 +1,6 @@
 """Showing how far a run has come: a bar in a terminal, a plain line now and then elsewhere, nothing when silent."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -39,6 +40,9 @@ class Progress:
         self._start: float | None = None  # of what runs at full speed
         self._measured_from, self._estimate_due = 0, False
         self._bar: rich.progress.Progress | None = None
+        self.what = ""  # is being asked now
+        self._at_full_speed = threading.Event()
+        self._reminder = threading.Thread(target=self._remind, name="compiling")
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal and not self._silent:
@@ -51,9 +55,14 @@ class Progress:
             self._bar = rich.progress.Progress(*columns, console=self._console)
             self._task = self._bar.add_task("", total=self._total, pace=COMPILING)
             self._bar.start()
+        if not self._silent:
+            self._reminder.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._at_full_speed.set()
+        if not self._silent:
+            self._reminder.join()
         if self._bar is not None:
             self._bar.stop()
 
@@ -62,8 +71,19 @@ class Progress:
         if not self._silent:
             self._console.print(text, markup=False)
 
+    def _remind(self) -> None:
+        """Say now and then that the first batch is compiled for and asked about, how long and what; in a thread."""
+        begin = time.monotonic()
+        while not self._at_full_speed.wait(PLAIN_SECONDS):
+            so_far = f"{COMPILING} and asking about the first batch for {duration(time.monotonic() - begin)}"
+            if self._bar is not None:
+                self._bar.update(self._task, description=self.what, pace=so_far)
+            else:
+                self.say(f"{so_far}: {self.what}")
+
     def compiled(self) -> None:
         """What comes now runs at full speed: measure the rate from here, and say once how long all will take."""
+        self._at_full_speed.set()
         self._start, self._measured_from, self._estimate_due = self._clock(), self._done, True
 
     def advance(self, queries: int, what: str, measured: bool = True) -> None:

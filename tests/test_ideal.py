@@ -20,7 +20,7 @@ def reference(train, g, t):
         np.sqrt(ABAR[t]),
         np.sqrt(1 - ABAR[t]),
     )
-    squares = np.sum(train**2, axis=1)
+    squares = np.einsum("nd,nd->n", train, train)
     logits = (a * g @ train.T - a**2 * squares / 2) / sigma**2
     r = np.exp(logits - logits.max(axis=1, keepdims=True))
     r /= r.sum(axis=1, keepdims=True)
@@ -33,7 +33,7 @@ def crowding_at(denoiser, g, t):
     return denoiser._cloud(g, t).spread
 
 
-def clustered_images(sd, rng, n=5000, bases=5):
+def clustered_images(sd, rng, n=1500, bases=5):
     """A few smooth 32x32x3 images, each many times with a little noise: the hard case at low noise."""
     y, x = np.mgrid[0:32, 0:32] / 31
     waves = [
@@ -55,17 +55,72 @@ def clustered_images(sd, rng, n=5000, bases=5):
     return train, np.concatenate([train[:4], fresh])
 
 
-@pytest.mark.parametrize("sd", [3e-4, 1e-3, 3e-3, 0.01, 0.05])
+def assert_right_to_rounding(denoiser, train, queries, t, tolerance=2e-4):
+    """eps within 2e-4 of max(‖eps‖, 0.01 √d), and the crowding within 1e-2, of the float64 definitions."""
+    g = (np.float32(np.sqrt(ABAR[t])) * queries).astype(np.float32)
+    eps, crowding, _ = reference(train, g, t)
+    dimension = train.shape[1]
+    error = np.linalg.norm(np.asarray(denoiser.eps(g, t), np.float64) - eps, axis=1)
+    assert np.all(error <= tolerance * np.maximum(np.linalg.norm(eps, axis=1), 0.01 * np.sqrt(dimension))), t
+    error = np.abs(np.asarray(crowding_at(denoiser, g, t), np.float64) - crowding)
+    assert np.all(error <= 1e-2 * (crowding + 1e-4 * (1 - ABAR[t]) * dimension)), t
+
+
+@pytest.mark.parametrize("sd", [3e-4, 3e-3, 0.05])
 def test_float32_is_right_at_every_noise_level(schedule, sd):
     train, queries = clustered_images(sd, np.random.default_rng(int(1 / sd)))
     denoiser = dj.IdealDenoiser(train, schedule)
-    for t in (0, 1, 5, 20, 100, 500, 999):
-        g = (np.float32(np.sqrt(ABAR[t])) * queries).astype(np.float32)
-        eps, crowding, _ = reference(train, g, t)
-        error = np.linalg.norm(np.asarray(denoiser.eps(g, t), np.float64) - eps, axis=1)
-        assert np.all(error <= 5e-4 * np.maximum(np.linalg.norm(eps, axis=1), 0.01 * np.sqrt(3072))), t
-        error = np.abs(np.asarray(crowding_at(denoiser, g, t), np.float64) - crowding)
-        assert np.all(error <= 1e-2 * (crowding + 1e-4 * (1 - ABAR[t]) * 3072)), t
+    for t in (0, 5, 100, 500, 999):
+        assert_right_to_rounding(denoiser, train, queries, t)
+
+
+def nested_clusters(rng, n=3000, bases=40):
+    """Smooth images, each many times with noise of sizes from 3e-4 to 0.05: ties at every scale, around one point."""
+    smooth = rng.normal(size=(bases, 32, 32, 3)).cumsum(axis=1).cumsum(axis=2).reshape(bases, -1)
+    smooth *= 0.8 / np.abs(smooth).max(axis=1, keepdims=True)
+    sd = rng.choice([3e-4, 1e-3, 3e-3, 0.01, 0.05], size=(n, 1))
+    train = smooth[rng.integers(bases, size=n)] + sd * rng.normal(size=(n, 3072))
+    fresh = smooth[:16] + 3e-4 * rng.normal(size=(16, 3072))
+    return train.astype(np.float32), np.concatenate([train[:24], fresh]).astype(np.float32)
+
+
+def near_ties(rng, size, n=1600):
+    """Three sets of `size` points 2e-4 off a point among unrelated ones; queries of all kinds."""
+    train = rng.uniform(-1, 1, (n, 3072))
+    centers = train[:3].copy()
+    train[10 : 10 + 3 * size] = np.repeat(centers, size, axis=0) + 2e-4 * rng.normal(size=(3 * size, 3072))
+    fresh = centers + 2e-4 * rng.normal(size=centers.shape)
+    return train.astype(np.float32), np.concatenate([train[8:14], fresh, train[-2:]]).astype(np.float32)
+
+
+def test_ties_at_every_scale(schedule):
+    train, queries = nested_clusters(np.random.default_rng(0))
+    denoiser = dj.IdealDenoiser(train, schedule)
+    for t in (0, 1, 3, 100):
+        assert_right_to_rounding(denoiser, train, queries, t)
+
+
+@pytest.mark.parametrize(("size", "landmarks"), [(5, None), (500, None), (30, 1), (500, 1)])
+def test_near_ties_among_unrelated_images(schedule, monkeypatch, size, landmarks):
+    """With a landmark in every set of ties, and with none near them, so that all ties must be evaluated directly."""
+    train, queries = near_ties(np.random.default_rng(size), size)
+    if landmarks:
+        monkeypatch.setattr(ideal, "choose_landmarks", lambda points: np.zeros_like(points[:landmarks]))
+    denoiser = dj.IdealDenoiser(train, schedule)
+    for t in (0, 3):
+        assert_right_to_rounding(denoiser, train, queries, t)
+    g = np.float32(np.sqrt(ABAR[0])) * queries
+    np.testing.assert_allclose(denoiser.responsibilities(g, 0), reference(train, g, 0)[2], atol=2e-4)
+
+
+def test_landmarks_lie_in_the_densest_parts_and_few_suffice():
+    rng = np.random.default_rng(0)
+    unrelated = rng.uniform(-1, 1, (300, 100)).astype(np.float32)
+    assert len(ideal.choose_landmarks(unrelated)) == 2  # the origin and one point
+    nucleus = unrelated[0] + 1e-3 * rng.normal(size=(10, 100)).astype(np.float32)
+    found = ideal.choose_landmarks(np.concatenate([unrelated, nucleus]))
+    assert np.abs(found - unrelated[0]).max(axis=1).min() < 5e-3
+    assert len(ideal.choose_landmarks(np.repeat(unrelated, 5, axis=0), most=7)) == 8
 
 
 @pytest.mark.parametrize("t", [0, 3])
@@ -142,15 +197,15 @@ def test_low_noise_responsibilities_are_the_nearest_neighbour():
     assert distances[-1] < 1e-6
 
 
-def test_blocks_chunks_and_padding_do_not_change_the_numbers(schedule, monkeypatch):
+def test_chunks_and_padding_do_not_change_the_numbers(schedule, monkeypatch):
     rng = np.random.default_rng(0)
     train, g = rng.normal(size=(103, 12)).astype(np.float32), rng.normal(size=(23, 12)).astype(np.float32)
     t = rng.integers(0, 1000, size=23)
     whole = dj.IdealDenoiser(train, schedule)
-    monkeypatch.setattr(ideal, "MAX_BLOCK", 20)
     monkeypatch.setattr(ideal, "QUERY_CHUNK", 5)
-    small = dj.IdealDenoiser(train, schedule)
-    assert small.params[0].residual.shape[:2] == (6, 18)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    small = dj.IdealDenoiser(train, schedule, mesh=mesh)
+    assert small.params[0].residual.shape[0] == 104
     eps, crowding, weights = zip(*(reference(train, g[i : i + 1], t[i]) for i in range(23)))
     for denoiser in (whole, small):
         np.testing.assert_allclose(denoiser.eps(g, t), np.concatenate(eps), rtol=2e-4, atol=2e-5)

@@ -136,7 +136,9 @@ def test_held_weights_compute_in_float32(cache, opened):
         assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
     assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
     model, golden = models[0], np.load(GOLDEN / "expected.npz")
-    rounded = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float32), opened.denoiser.params)
+    rounded = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float32), opened.denoiser.params
+    )
     x, t, condition = golden["x"], golden["t"], golden["embeddings"]
     with jax.default_matmul_precision("highest"):  # the program of the model that holds float32, with other weights
         expected = opened.denoiser._call(rounded, jnp.asarray(x), jnp.asarray(t, jnp.int32), jnp.asarray(condition))

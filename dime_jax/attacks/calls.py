@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax import _validate
+from dime_jax._typing import Array
 from dime_jax.attacks.base import STATE, Answer, Call, norm, query
 from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Randomness
@@ -16,8 +17,8 @@ from dime_jax.schedule import NoiseSchedule
 class Place(NamedTuple):
     """An image on its DDIM trajectory, and the model's answer there."""
 
-    x: jax.Array
-    eps: jax.Array
+    x: Array
+    eps: Array
 
 
 @dataclasses.dataclass(frozen=True, order=True)

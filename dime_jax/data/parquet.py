@@ -206,7 +206,7 @@ def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str,
 
     at_once = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // (1 + _unpacked(file, group, column))))
     try:
-        for batch in file.iter_batches(at_once, row_groups=[group], columns=[column]):
+        for batch in file.iter_batches(at_once, row_groups=[group], columns=[column], use_threads=False):
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ValueError(f"column {column!r} of the Parquet file cannot be read: {_line(error)}") from None

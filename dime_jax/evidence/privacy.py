@@ -8,6 +8,7 @@ from scipy import special
 
 from dime_jax import _validate
 from dime_jax.evidence import _checks
+from dime_jax.metrics import Groups
 
 # False-positive rates at which thresholds are tried. Few, since each costs confidence; low, since that is where epsilon
 # shows, with 20 % for weak attacks.
@@ -47,6 +48,7 @@ def epsilon_lower_bound(
     delta: float = 0.0,
     confidence: float = 0.95,
     randomised: bool = False,
+    groups: Groups = (None, None),
 ) -> EpsilonBound:
     """Lower confidence bound on epsilon from one set of scores; 0 if they show nothing.
 
@@ -64,9 +66,12 @@ def epsilon_lower_bound(
     independent draws. That makes it a statement about how well this one model's members can be told from new images. To
     be one about the training procedure, members and held-out images must have been assigned at random before training;
     pass `randomised=True` only then.
+
+    Where `groups` of images that belong together are given, as for `metrics.evaluate`, one image of each counts, the
+    first: the promise then holds if the groups of each class are independent.
     """
-    member = _checks.finite_scores(member_scores, "member_scores")
-    heldout = _checks.finite_scores(heldout_scores, "heldout_scores")
+    member = _one_of_each(_checks.finite_scores(member_scores, "member_scores"), groups[0])
+    heldout = _one_of_each(_checks.finite_scores(heldout_scores, "heldout_scores"), groups[1])
     _checks.fraction(confidence, "confidence")
     if not 0 <= delta < 1:
         raise ValueError(f"expected 0 <= delta < 1, got delta={delta}")
@@ -105,6 +110,12 @@ def epsilon_lower_bound(
         thresholds_tried=tried,
         label=ONE_MODEL_AUDIT if randomised else NOT_AN_AUDIT,
     )
+
+
+def _one_of_each(scores: np.ndarray, groups: npt.ArrayLike | None) -> np.ndarray:
+    """The score of the first image of each group."""
+    first = np.unique(_checks.group_index(groups, scores.size, "groups"), return_index=True)[1]
+    return scores[np.sort(first)]
 
 
 def dp_tpr_bound(fpr: npt.ArrayLike, epsilon: float, delta: float = 0.0) -> np.ndarray:

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dime_jax import digests, evidence, model_check, pipeline
 from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
@@ -37,7 +39,10 @@ class Findings(NamedTuple):
 def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
     """Everything that the record shows; `warnings` are added to its own."""
     facts = record.facts
-    evaluation = pipeline.evaluation(record.directory) if record.members_known else _without_members(record)
+    if record.members_known:
+        evaluation = pipeline.evaluation(record.directory, groups=record.arrays.groups)
+    else:
+        evaluation = _without_members(record)
     unanswered = count_unanswered(record)
     withheld = _withheld(record, evaluation)
     rows, candidates = find_candidates(record, withheld)
@@ -107,9 +112,12 @@ def _decided_by(record: Record) -> AuditDecidedBy:
 
 
 def _epsilon(record: Record) -> EpsilonBound:
-    scores, settings = record.scores(record.decider).finite(), record.facts.settings
+    scores, split, settings = record.scores(record.decider), record.reference.split, record.facts.settings
+    member, heldout = (
+        record.arrays.groups[side[np.isfinite(of)]] for side, of in zip((split.member, split.heldout), scores)
+    )
     return evidence.epsilon_lower_bound(
-        scores.member, scores.heldout, delta=settings.delta, randomised=settings.randomised
+        *scores.finite(), delta=settings.delta, randomised=settings.randomised, groups=(member, heldout)
     )
 
 

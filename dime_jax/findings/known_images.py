@@ -14,7 +14,7 @@ from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
 
-_DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said that intervals are too narrow
+_DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said what allows for them
 
 
 def find_comparisons(record: Record) -> tuple[ComparisonRow, ...]:
@@ -95,15 +95,15 @@ def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Est
 
 
 def dependence_warning(record: Record) -> list[str]:
-    """A warning if many images of the test half come in groups, which only the tests of sets allow for."""
+    """A warning if many images of the test half come in groups, which comparisons of attacks do not allow for."""
     groups = record.arrays.groups[np.concatenate([record.split.member, record.split.heldout])]
     _, counts = np.unique(groups[groups >= 0], return_counts=True)
     share = counts[counts > 1].sum() / max(1, groups.size)
     if share < _DEPENDENT_SHARE:
         return []
     return [
-        f"{share:.0%} of the test images come in groups: intervals of AUC, ASR and TPR, comparisons of attacks and the "
-        "bound on ε treat images as independent, and are too narrow here"
+        f"{share:.0%} of the test images come in groups: the intervals of AUC, ASR and TPR and the bound on ε allow "
+        "for that; comparisons of attacks treat images as independent, and are too sure here"
     ]
 
 

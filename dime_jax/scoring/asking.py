@@ -14,14 +14,14 @@ from jax.typing import ArrayLike
 
 from dime_jax import _validate, data, draws
 from dime_jax._typing import Array, PyTree
-from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from, walk_trees
+from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from
 from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder, keeper
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring.placement import PlacedBatch, Placement
-from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry
+from dime_jax.scoring.walks import Walk
 
 
 class Answers(NamedTuple):
@@ -31,10 +31,12 @@ class Answers(NamedTuple):
       numbers: each [B], by call and name; of a network they may still be on their way.
       at_full_speed: False if a kind of call was asked in Python for the first time, which compiles what it does around
         the model.
+      known: queries per image whose answers were stored before.
     """
 
     numbers: dict[Call, dict[str, Array]]
     at_full_speed: bool
+    known: int = 0
 
 
 class Asker:
@@ -63,7 +65,7 @@ class Asker:
         self._retry, self._say = retry, say
         self._key = jax.random.key(seed)
         self._constants = placement.put_everywhere((denoiser.params, denoiser.schedule, self._key))
-        self._asked_in_python: set[type[Call]] = set()
+        self.asked_in_python: set[type[Call]] = set()
 
     def prepare(self, batch: data.Batch, conditions: Collection[str]) -> PlacedBatch:
         """A batch on the devices, in the model's own space, with what the model is told under the named conditions."""
@@ -88,13 +90,17 @@ class Asker:
         params, _, key = self._constants
         return keeper(self._denoiser.keep_fn, self._placement.sharding)(params, x, key, draw_ids)
 
-    def ask(self, unit: Unit, trees: Trees, batch: PlacedBatch) -> Answers:
-        """All calls of a unit, in the order of the plan's trees; none if no row of the batch is usable."""
+    def go_on(self, walk: Walk, trees: Trees, batch: PlacedBatch, most: int) -> Walk:
+        """Ask the next calls of a unit, at most so many, depth first; none if no row of the batch is usable."""
         if not batch.usable.any():
-            return Answers({}, at_full_speed=True)
-        known = len(self._asked_in_python)
-        numbers = dict(walk_trees(unit.roots, trees, lambda call, given: self._ask(call, given, batch)))
-        return Answers(numbers, at_full_speed=len(self._asked_in_python) == known)
+            return Walk(walk.asked, (), {})
+        asked, stack, numbers = walk.asked, list(walk.stack), dict(walk.numbers)
+        while stack and asked - walk.asked < most:
+            call, given = stack.pop()
+            state, numbers[call] = self._ask(call, given, batch)
+            stack.extend((child, state) for child in reversed(trees.get(call, ())))
+            asked += 1
+        return Walk(asked, tuple(stack), numbers)
 
     def _ask(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         if not self._denoiser.traceable or not call.traceable:
@@ -110,7 +116,7 @@ class Asker:
 
     def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
-        self._asked_in_python.add(type(call))
+        self.asked_in_python.add(type(call))
         part = batch.usable_part()
         eps_fn = self._patient_eps_fn(part.conditions[call.condition], part.index)
         batch_draws = draws.Draws(self._key, part.draw_ids)

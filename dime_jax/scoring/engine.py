@@ -4,9 +4,10 @@ Guarantees
 - Draws depend on (seed, example id, draw index) only.
 - One compilation per class of call and batch shape, for the whole (t, γ, probe) grid: a call's numbers, the weights and
   the schedule are arguments of the program, and probes are drawn inside it.
-- The host waits for the device once per unit of work, with the next unit already under way.
-- A run that was killed continues from its last shard. With the same micro-batch it ends in the same table to the bit,
-  with another micro-batch or other devices or processes to about 1e-5.
+- The host waits for the device once per unit of work, or once in a few seconds of one, with more already under way.
+- A run that was killed goes on where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
+  With the same micro-batch it ends in the same table to the bit, with another micro-batch or other devices or processes
+  to about 1e-5.
 - Every query is entered in the ledger before it is asked; no budget is exceeded.
 
 With several processes (`jax.distributed`) each reads and scores its own images on its local devices and writes its own
@@ -31,7 +32,7 @@ from dime_jax._distributed import together
 from dime_jax.attacks.base import Call, Whole
 from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.progress import Progress
-from dime_jax.scoring import query_ledger, reading, score_table
+from dime_jax.scoring import query_ledger, reading, score_table, walks
 from dime_jax.scoring.asking import Answers, Asker
 from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory
 from dime_jax.scoring.placement import PlacedBatch, Placement, choose_placement
@@ -54,7 +55,7 @@ class ScoringOptions:
       micro_batch: images per device and call; a fixed function of image shape and device if None.
       budget: the most queries to make.
       retry: for models that are plain functions.
-      shard_seconds: work between two shards, of which a kill costs at most one.
+      shard_seconds: the most seconds of finished work that a kill costs, unless one call takes longer.
       devices: local devices to use; all if None.
       silent: show no progress.
       on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
@@ -202,12 +203,17 @@ def _begin(request: _Request) -> _Run:
     micro_batch = options.micro_batch or score_table.read_manifest(directory)["micro_batch"]
     mine = reading.share(status, index, micro_batch * len(request.placement.devices), process, processes)
     needed = np.array([unit.queries for unit in plan.units]) @ (status < 0)
+    partials = score_table.partials(directory)
+    for partial in partials:  # with another micro-batch their units are asked from the start
+        if len(partial.index) == micro_batch * len(request.placement.devices):
+            rows = partial.index[partial.usable]
+            needed[rows] -= walks.queries_known(partial, plan) * (status[partial.unit, rows] < 0)
     allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
     writer = ShardWriter(directory, process)
     progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
     ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
     asker = Asker(request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say)
-    storage = TableStorage(status, writer, ledger, progress, options.shard_seconds)
+    storage = TableStorage(status, writer, ledger, progress, options.shard_seconds, partials)
     images = reading.Images(request.source, request.transform)
     return _Run(request, mine, micro_batch, images, asker, storage, ledger, progress)
 
@@ -240,7 +246,7 @@ def _finish(run: _Run) -> None:
 
 def _score_missing(run: _Run, micro_batch: int) -> None:
     """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
-    plan, traceable = run.request.plan, run.request.denoiser.traceable
+    traceable = run.request.denoiser.traceable
     under_way: collections.deque[tuple[int, PlacedBatch, Answers]] = collections.deque()
     # A plain function has answered when it returns, and does not compile.
     most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
@@ -255,7 +261,7 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
                 store(leave=0)
                 run.progress.compiled()
             for unit in units:
-                under_way.append((unit, batch, run.asker.ask(plan.units[unit], plan.trees, batch)))
+                under_way.append((unit, batch, _ask(run, unit, batch, before_noting=lambda: store(leave=0))))
                 store(leave=most_under_way)
         store(leave=0)
     except Exception:
@@ -265,6 +271,26 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
     finally:  # also when interrupted
         with contextlib.suppress(OSError) if sys.exc_info()[0] else contextlib.nullcontext():
             run.storage.flush()
+
+
+def _ask(run: _Run, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> Answers:
+    """All calls of a unit on a batch that were not stored before; what is answered by then is noted now and then."""
+    plan, asker, storage = run.request.plan, run.asker, run.storage
+    unit, kinds = plan.units[number], len(asker.asked_in_python)
+    run.progress.what = unit.name
+    partial = storage.resume(number, batch)
+    walk = walks.from_partial(partial, unit, plan.trees) if partial else walks.begin(unit)
+    known = walks.queries_known(partial, plan) if partial else 0
+    # A network answers while more is asked: note what was asked before. A function may fail at any call.
+    traceable, asked = run.request.denoiser.traceable, collections.deque([walk])
+    while not walk.finished:
+        walk = asker.go_on(walk, plan.trees, batch, storage.calls_at_once if traceable else 1)
+        asked.append(walk)
+        if not walk.finished and len(asked) > 1 + traceable:
+            before_noting()
+            begin, now = asked.popleft(), asked[0]
+            storage.note(number, unit, plan.trees, batch, now, now.asked - begin.asked)
+    return Answers(walk.numbers, at_full_speed=len(asker.asked_in_python) == kinds, known=known)
 
 
 def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBatch]]:

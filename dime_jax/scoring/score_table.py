@@ -3,6 +3,7 @@
     TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
     TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
     TABLE/shards/*.parquet     rows of the run so far
+    TABLE/shards/*.npz         units of which some calls were asked so far (see `walks`)
     TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
@@ -32,8 +33,9 @@ from dime_jax._typing import JsonObject
 from dime_jax.attacks import BUILT_IN
 from dime_jax.digests import Damaged, Sealed
 from dime_jax.schedule import NoiseSchedule
-from dime_jax.scoring import query_ledger, shards
+from dime_jax.scoring import query_ledger, shards, walks
 from dime_jax.scoring.planning import Job, Plan
+from dime_jax.scoring.walks import Partial
 
 FORMAT, VERSION = "dime_jax score table", 1
 OK, NOT_FINITE, UNREADABLE = 0, 1, 2
@@ -129,6 +131,12 @@ def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
     return status
 
 
+def partials(directory: pathlib.Path) -> list[Partial]:
+    """The units that were in the middle when a run ended; those finished since are among them."""
+    lists = map(shards.read_list, shards.lists_in(directory))
+    return [walks.decode(one, name) for one in lists for name in one.digests or {} if shards.is_partial(name)]
+
+
 def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
     """Turn the shards of a complete run into scores.parquet, rows by unit and by the order of `index`.
 
@@ -150,7 +158,8 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
         names = [_SCHEDULE, _SCORES, *(path.name for path in query_ledger.ledgers(directory))]
         manifest = {**sealed.contents, "seconds": seconds}
         _files.write_atomically(sealed.path, digests.seal(manifest, digests.digests_of(directory, names)))
-    for path in (*shards.shards_in(directory), *shards.lists_in(directory)):  # also those that a kill left behind
+    # Also those that a kill left behind.
+    for path in (*shards.shards_in(directory), *shards.partials_in(directory), *shards.lists_in(directory)):
         path.unlink()
 
 
@@ -290,9 +299,10 @@ def _drop_unfinished(sealed: Sealed) -> None:
     """Remove shards that a kill kept from being noted; their rows are asked for again."""
     if sealed.digests is not None and not _is_complete(sealed):
         _check_lists(sealed)
-        finished = _finished_shards(sealed)
-        for path in shards.shards_in(sealed.path.parent):
-            if path.name not in finished:
+        directory = sealed.path.parent
+        named = {name for path in shards.lists_in(directory) for name in shards.read_list(path).digests or {}}
+        for path in (*shards.shards_in(directory), *shards.partials_in(directory)):
+            if path.name not in named:
                 path.unlink()
 
 
@@ -300,7 +310,7 @@ def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
     """The shards that count, by name, checked. In a table without digests also those that no list names."""
     directory = sealed.path.parent
     lists = map(shards.read_list, shards.lists_in(directory))
-    found = {name: one.read(name) for one in lists for name in one.digests or {}}
+    found = {name: one.read(name) for one in lists for name in one.digests or {} if not shards.is_partial(name)}
     if sealed.digests is None:
         found |= {path.name: path.read_bytes() for path in shards.shards_in(directory) if path.name not in found}
     return found

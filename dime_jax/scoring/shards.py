@@ -50,19 +50,22 @@ class ShardWriter:
         )
         self._rows: list[Rows] = []
         self._list = self._shards / f"{process}.json"
-        self._finished = dict(read_list(self._list).digests or {}) if self._list.exists() else {}
+        named = dict(read_list(self._list).digests or {}) if self._list.exists() else {}
+        self._finished = {name: digest for name, digest in named.items() if not is_partial(name)}
+        self._partial = {name: digest for name, digest in named.items() if is_partial(name)}
         self._written = b""
 
     def add(self, rows: Rows) -> None:
         """Keep rows for the next shard."""
         self._rows.append(rows)
 
-    def flush(self, seconds: float, ledger: query_ledger.State) -> None:
+    def flush(self, seconds: float, ledger: query_ledger.State, partial: bytes | None = None) -> None:
         """Write the rows collected so far, if any, as one shard, and note it and the state of the ledger in the list.
 
         Args:
           seconds: how long the rows took.
           ledger: of this process; before its first query too, so that no ledger is without a list.
+          partial: a unit in the middle (`walks`), in place of the one before; None to leave that one.
         """
         if self._rows:
             table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
@@ -72,15 +75,33 @@ class ShardWriter:
             self._finished[name] = digests.digest(content)
             self._number += 1
             self._rows = []
-        sealed = digests.seal(ledger._asdict(), self._finished)
+        before = self._partial
+        if partial is not None:
+            # A name of its own, since the list names the one before until it is written.
+            name = f"{self._process}-{ledger.queries}.npz"
+            _files.write_atomically(self._shards / name, partial)
+            self._partial = {name: digests.digest(partial)}
+        sealed = digests.seal(ledger._asdict(), {**self._finished, **self._partial})
         if sealed != self._written:
             _files.write_atomically(self._list, sealed)
             self._written = sealed
+        for name in before.keys() - self._partial.keys():
+            (self._shards / name).unlink(missing_ok=True)
 
 
 def shards_in(directory: pathlib.Path) -> list[pathlib.Path]:
     """The shards of all processes, also those that no list names."""
     return sorted((directory / "shards").glob("*.parquet"))
+
+
+def partials_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The units in the middle of all processes, also those that no list names."""
+    return sorted((directory / "shards").glob("*.npz"))
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file that a list names is a unit in the middle, and no shard."""
+    return name.endswith(".npz")
 
 
 def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -119,14 +140,23 @@ def encode(table: pa.Table) -> bytes:
 def decode(path: pathlib.Path, content: bytes) -> pa.Table:
     """The rows in what was read from `path`; Damaged, naming it, if they are not those of a score table."""
     try:
-        return pq.read_table(io.BytesIO(content), schema=SCHEMA).replace_schema_metadata(None)
-    except pa.ArrowException as error:
+        return _open(content).read(use_threads=False).replace_schema_metadata(None).cast(SCHEMA)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _open(content: bytes) -> pq.ParquetFile:
+    """A Parquet file in memory, read in the calling thread only.
+
+    `pq.read_table` reads a Python object in threads of Arrow's own. These may still hold it when the interpreter ends,
+    and a thread that then asks for the interpreter aborts the process, its work done or not.
+    """
+    return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
 
 
 def seconds(content: bytes) -> float:
     """How long the rows of a shard took."""
-    return float(pq.read_schema(io.BytesIO(content)).metadata[_SECONDS])
+    return float(_open(content).schema_arrow.metadata[_SECONDS])
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:

@@ -1,11 +1,14 @@
 """Storing what a model answered: rows for the score table, written as shards now and then, and the progress shown."""
 
+import functools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
+from dime_jax.attacks.base import Trees
 from dime_jax.data.batches import refuse_too_many
 from dime_jax.progress import Progress
 from dime_jax.scoring.asking import Answers
@@ -14,6 +17,7 @@ from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
 from dime_jax.scoring.shards import Rows, ShardWriter
+from dime_jax.scoring.walks import Partial, Walk, encode, to_partial
 
 
 class TableStorage:
@@ -24,15 +28,47 @@ class TableStorage:
       writer: of this process's shards.
       ledger: of this process; its state is noted with every shard.
       progress: advanced by what is stored.
-      shard_seconds: work between two shards.
+      shard_seconds: the most work that a kill may cost.
+      partials: units that were in the middle when the run was interrupted.
+
+    Attributes:
+      calls_at_once: how many calls of a unit to ask before `note`, so that they take a small part of shard_seconds.
     """
 
     def __init__(
-        self, status: np.ndarray, writer: ShardWriter, ledger: Ledger, progress: Progress, shard_seconds: float
+        self,
+        status: np.ndarray,
+        writer: ShardWriter,
+        ledger: Ledger,
+        progress: Progress,
+        shard_seconds: float,
+        partials: Sequence[Partial] = (),
     ):
-        self.status = status
+        self.status, self.calls_at_once = status, 1
         self._writer, self._ledger, self._progress = writer, ledger, progress
         self._shard_seconds, self._last_flush = shard_seconds, time.monotonic()
+        self._partials = partials
+        self._middle: Callable[[], Partial | None] | None = None
+        self._noted, self._call_seconds = time.monotonic(), math.inf
+
+    def resume(self, number: int, batch: PlacedBatch) -> Partial | None:
+        """Where to go on with a unit on a batch, if some of it was stored."""
+        return next((partial for partial in self._partials if partial.is_of(number, batch)), None)
+
+    def note(self, number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: Walk, calls: int) -> None:
+        """Wait for the answers of a unit in the middle, and store them if that is due.
+
+        Args:
+          number, unit, trees, batch, walk: which unit, and how far it is.
+          calls: how many of its calls were asked since `note` or `add` was last called.
+        """
+        jax.block_until_ready(list(walk.numbers.values()))
+        now = time.monotonic()
+        self._call_seconds = min(self._call_seconds, max(now - self._noted, 1e-6) / calls)
+        self.calls_at_once = max(1, int(self._shard_seconds / 8 / self._call_seconds))
+        self._noted = now
+        self._middle = functools.partial(to_partial, number, unit, trees, batch, walk)
+        self._flush_if_due()
 
     def add(self, number: int, unit: Unit, batch: PlacedBatch, answers: Answers) -> bool:
         """Wait for a unit's answers, and keep them for the next shard, which may be due.
@@ -47,16 +83,23 @@ class TableStorage:
         rows, ids = batch.index[real], [batch.ids[i] for i in np.flatnonzero(real)]
         self._writer.add(Rows(number, rows, ids, status[real], readings[:, real]))
         self.status[number, rows] = status[real]
-        self._progress.advance(unit.queries * int(batch.usable.sum()), unit.name, measured=answers.at_full_speed)
-        if time.monotonic() - self._last_flush >= self._shard_seconds:
-            self.flush()
+        queries = (unit.queries - answers.known) * int(batch.usable.sum())
+        self._progress.advance(queries, unit.name, measured=answers.at_full_speed)
+        self._noted = time.monotonic()
+        self._flush_if_due()
         return not np.any(status[real] != OK)
 
+    def _flush_if_due(self) -> None:
+        # Half of what may be lost: the other half is for what is under way.
+        if time.monotonic() - self._last_flush >= self._shard_seconds / 2:
+            self.flush()
+
     def flush(self) -> None:
-        """Write the rows kept so far as a shard, if there are any."""
+        """Write the rows kept so far as a shard, if there are any, and the unit in the middle."""
         now = time.monotonic()
-        self._writer.flush(now - self._last_flush, self._ledger.state)
-        self._last_flush = now
+        middle = self._middle and self._middle()
+        self._writer.flush(now - self._last_flush, self._ledger.state, middle and encode(middle))
+        self._last_flush, self._middle = now, None
 
 
 def _readings(unit: Unit, batch: PlacedBatch, answers: Answers) -> np.ndarray:

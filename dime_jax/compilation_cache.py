@@ -1,0 +1,63 @@
+"""Programs compiled once and kept on disk: JAX's persistent cache, in a directory of the user's own.
+
+On unless DIME_JAX_CACHE is "off"; DIME_JAX_CACHE=DIR puts it elsewhere. Whoever has set JAX_COMPILATION_CACHE_DIR keeps
+that. Programs of another jaxlib or of a CPU with other features are kept apart, since they may not run here.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, MutableMapping
+
+SWITCH, OFF = "DIME_JAX_CACHE", "off"
+_JAX_DIRECTORY, _JAX_LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
+def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os.environ) -> pathlib.Path | None:
+    """Tell JAX, before it is imported, where to keep what it compiles.
+
+    Several processes may share the directory: a program that one is just writing is at worst compiled again.
+
+    Args:
+      say: shows a warning if the directory cannot be written to; programs are then compiled in every process.
+      environment: where the switch is read and JAX's variables are set.
+
+    Returns:
+      The directory; None if there is none, or JAX's own variable is set.
+    """
+    if environment.get(SWITCH) == OFF or _JAX_DIRECTORY in environment:
+        return None
+    directory = _base(environment) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{cpu_features()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"room for at least this")
+    except OSError as error:
+        say(f"warning: compiled programs are not kept: cannot write to {directory}: {error.strerror}")
+        return None
+    environment[_JAX_DIRECTORY] = str(directory)
+    environment.setdefault(_JAX_LEAST_SECONDS, "0.2")
+    return directory
+
+
+def cpu_features() -> str:
+    """Eight hexadecimal digits that differ between CPUs that cannot run each other's programs."""
+    known = platform.machine() + platform.processor()
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # another system
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.blake2b((known + flags).encode(), digest_size=4).hexdigest()
+
+
+def _base(environment: MutableMapping[str, str]) -> pathlib.Path:
+    if environment.get(SWITCH):
+        return pathlib.Path(environment[SWITCH]).expanduser()
+    name = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
+    home = environment.get("HOME") or str(pathlib.Path.home())
+    return pathlib.Path(environment.get(name) or pathlib.Path(home) / ".cache") / "dime_jax"
