@@ -17,8 +17,8 @@ import shtab
 
 import dime_jax
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
-from dime_jax import compilation_cache
 from dime_jax._flags import Parser
+from dime_jax.compilation_cache import use as use_compilation_cache
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -616,7 +616,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_conditions(args)
         if not args.no_cache:
-            compilation_cache.use(lambda line: print(f"dime-jax: {line}", file=sys.stderr))
+            use_compilation_cache(lambda line: print(f"dime-jax: {line}", file=sys.stderr))
         return args.command_function(args)
     except KeyboardInterrupt:
         print("dime-jax: interrupted; the same command again continues", file=sys.stderr)

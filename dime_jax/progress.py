@@ -72,14 +72,14 @@ class Progress:
             self._console.print(text, markup=False)
 
     def _remind(self) -> None:
-        """Say now and then that the first batch is compiled for and asked about, how long and what; in a thread."""
+        """Say now and then that programs are compiled and run for the first time, how long and what for; in a thread."""
         begin = time.monotonic()
         while not self._at_full_speed.wait(PLAIN_SECONDS):
-            so_far = f"{COMPILING} and asking about the first batch for {duration(time.monotonic() - begin)}"
+            so_far = f"{COMPILING}, or running for the first time, for {duration(time.monotonic() - begin)}"
             if self._bar is not None:
                 self._bar.update(self._task, description=self.what, pace=so_far)
             else:
-                self.say(f"{so_far}: {self.what}")
+                self.say(f"{so_far}: {self.what}" if self.what else so_far)
 
     def compiled(self) -> None:
         """What comes now runs at full speed: measure the rate from here, and say once how long all will take."""

@@ -9,9 +9,9 @@ import pytest
 from dime_jax import compilation_cache
 
 PROGRAM = """
-import os, pathlib, jax
 from dime_jax import compilation_cache
 compilation_cache.use(print)
+import jax
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 print(jax.jit(lambda x: x * 2 + 1)(3.0).item())

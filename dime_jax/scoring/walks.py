@@ -20,7 +20,7 @@ from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Plan, Unit
 
 # How states may be built of arrays; a unit with other states is stored at its end only.
-_KINDS = (jax.tree.structure(0), jax.tree.structure(Place(*np.zeros(2))))
+_KINDS = (jax.tree.structure(0), jax.tree.structure(Place._make((0, 0))))
 
 
 class Walk(NamedTuple):
@@ -83,9 +83,8 @@ def from_partial(partial: Partial, unit: Unit, trees: Trees) -> Walk:
     """Go on where a stored walk ended."""
     calls = calls_below(unit.roots, trees)
     stack = tuple((calls[call], None if state < 0 else partial.states[state]) for call, state in partial.stack)
-    asked = set(calls[: partial.asked])
     numbers: dict[Call, dict[str, Array]] = {call: {} for call in calls[: partial.asked]}
-    known = [reading for reading in unit.readings if reading.call in asked]
+    known = [reading for reading in unit.readings if reading.call in numbers]
     for (call, name), values in zip(known, partial.readings, strict=True):
         numbers[call][name] = values
     return Walk(partial.asked, stack, numbers)
@@ -126,4 +125,4 @@ def _leaves(state: PyTree) -> list[np.ndarray]:
 
 
 def _state(leaves: Sequence[np.ndarray]) -> PyTree:
-    return leaves[0] if len(leaves) == 1 else Place(*leaves)
+    return leaves[0] if len(leaves) == 1 else Place._make(leaves)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 
 import pytest
 
@@ -27,6 +28,18 @@ def test_plain_lines_now_and_then(capsys):
         "500 of 1,000 queries, 50 queries/s, 10 s left, step 5",
         "1,000 of 1,000 queries, 50 queries/s, 0 s left, step 10",
     ]
+
+
+def test_a_long_compilation_is_said(capsys, monkeypatch):
+    monkeypatch.setattr("dime_jax.progress.PLAIN_SECONDS", 0.01)
+    with Progress(10) as progress:
+        progress.what = "Base(t=70)"
+        time.sleep(0.2)
+        progress.compiled()
+        said = capsys.readouterr().err
+    assert "compiling, or running for the first time, for 0 s: Base(t=70)\n" in said
+    time.sleep(0.05)
+    assert not capsys.readouterr().err
 
 
 def test_the_estimate_leaves_out_compilation(capsys):
