@@ -72,7 +72,7 @@ class Progress:
             self._console.print(text, markup=False)
 
     def _remind(self) -> None:
-        """Say now and then that programs are compiled and run for the first time, how long and what for; in a thread."""
+        """Say now and then that programs are being compiled, how long and what for; in a thread."""
         begin = time.monotonic()
         while not self._at_full_speed.wait(PLAIN_SECONDS):
             so_far = f"{COMPILING}, or running for the first time, for {duration(time.monotonic() - begin)}"

@@ -1,4 +1,4 @@
-"""A scoring run that ends as asked, with the command line's exit codes: python ended_run.py TABLE done|error|interrupt."""
+"""A scoring run that ends as asked, with the command line's codes: python ended_run.py TABLE done|error|interrupt."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A process ends with its exit code and not by a signal, done or not; no thread of Arrow's holds what Python gave it."""
+"""A process ends with its exit code and not by a signal; no thread of Arrow's holds what Python gave it."""
 
 import collections
 import os
