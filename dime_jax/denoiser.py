@@ -173,6 +173,12 @@ class Denoiser:
             answer = self._call(self.params, x, jnp.asarray(t, jnp.int32), condition)
         return self._check_answer(answer, x.shape).astype(x.dtype)
 
+    def wait_turn(self, images: int, stop: threading.Event) -> None:
+        """Wait until so many images may be asked about, or until `stop` is set; for hosted models only.
+
+        Callers of `ask_once` call it first, before they enter the queries anywhere.
+        """
+
     def eps_fn(self, condition: PyTree = None, **unknown: Never) -> EpsFn:
         """The function eps_fn(x, t) that attacks take, with the conditions of the batch bound to it."""
         _refuse_keywords("eps_fn", unknown)

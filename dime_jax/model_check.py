@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pathlib
 import sys
+import threading
 from typing import NamedTuple
 
 import jax
@@ -155,6 +156,7 @@ def _check(
 
     def eps(model: Denoiser, part: slice, x: jax.Array, t: int, condition: PyTree) -> jax.Array:
         nonlocal made
+        model.wait_turn(len(x), threading.Event())
         if made + len(x) > allowed:
             raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
         ledger.debit(images.index[part])

@@ -106,6 +106,10 @@ class RemoteDenoiser(Denoiser):
         answer = ask_in_requests(self, x, t, condition, debit=lambda part: None, retry=self._retry, say=self._say)
         return jnp.asarray(answer)
 
+    def wait_turn(self, images: int, stop: threading.Event) -> None:
+        """Wait as long as the rate, or a server that was busy, asks for."""
+        self._transport.pace.wait(images, stop)
+
     def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
         """As `Denoiser.conditions_for`; only labels can be taken from images."""
         if self.contract.condition is not None:
@@ -137,9 +141,8 @@ class RemoteDenoiser(Denoiser):
         # KServe gives the id back, and fails if there is none.
         request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs, id="dime_jax")
         x = tensors[X]
-        reply = self._transport.post(
-            f"{self._path}/infer", request.body, request.headers, protocol.most_bytes(x.size), len(x)
-        )
+        most = protocol.most_bytes(x.size)
+        reply = self._transport.post(f"{self._path}/infer", request.body, request.headers, most)
         if reply.status != 200:
             raise self._failure(reply, binary)
         self._encoding.settle()

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dime_jax.remote.options import RemoteOptions
-from dime_jax.scoring.retry import TryLater
+from dime_jax.scoring.retry import LONGEST_PAUSE, TryLater
 
 _IDLE_SECONDS = 4.0  # after which servers may close a connection that they were to keep; uvicorn after 5
 _REDIRECTS = 3
@@ -112,12 +112,13 @@ class Pace:
     def __init__(self, rate: float | None):
         self._rate, self._free, self._lock = rate, time.monotonic(), threading.Lock()
 
-    def wait(self, queries: int) -> None:
-        """Wait until so many may be made."""
+    def wait(self, queries: int, stop: threading.Event) -> None:
+        """Wait until so many may be made, or raise TryLater as soon as `stop` is set."""
         with self._lock:
             start = max(time.monotonic(), self._free)
             self._free = start + (queries / self._rate if self._rate else 0.0)
-        time.sleep(max(0.0, start - time.monotonic()))
+        if start > time.monotonic() and stop.wait(start - time.monotonic()):
+            raise TryLater("stopped before it was sent")
 
     def pause(self, seconds: float) -> None:
         """Let nothing pass for a while."""
@@ -138,7 +139,7 @@ class Transport:
         self._moved = False
         if self._token is not None and place.scheme == "http" and not place.loopback:
             raise ValueError(f"expected https for a request with a token, got {place}: anyone on the way could read it")
-        self._timeout, self._pace = options.timeout, Pace(options.max_rate)
+        self._timeout, self.pace = options.timeout, Pace(options.max_rate)
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._idle)
@@ -152,14 +153,13 @@ class Transport:
             path = self._follow(reply, path)
         raise ValueError(f"{self.place} redirects more than {_REDIRECTS} times")
 
-    def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int, queries: int) -> Reply:
-        """POST something that costs so many queries, once.
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
+        """POST something, once.
 
         Raises:
           TryLater: if the server is busy, or has moved: then the same path is right the next time.
           ConnectionError: if it did not answer, or not completely.
         """
-        self._pace.wait(queries)
         reply = self._exchange("POST", path, body, headers, most)
         if reply.status in (307, 308):
             moved = self._follow(reply, path)
@@ -185,8 +185,8 @@ class Transport:
             raise ValueError(f"{self.place} {self._refusal()} (HTTP {reply.status})")
         if reply.status in _BUSY:
             seconds = _retry_after(reply.headers.get("retry-after"))
-            if seconds is not None:
-                self._pace.pause(seconds)
+            if seconds is not None and seconds <= LONGEST_PAUSE:
+                self.pace.pause(seconds)
             raise TryLater(f"{self.place} is busy (HTTP {reply.status})", seconds)
         if 300 <= reply.status < 400:
             raise ValueError(f"{self.place} redirects in a way that queries cannot follow (HTTP {reply.status})")

@@ -5,7 +5,7 @@ Every attempt at a request is entered in a ledger before it is sent, and repeate
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ def ask_in_requests(
     stop = threading.Event()
 
     def ask(part: slice) -> jax.Array:
+        denoiser.wait_turn(len(x[part]), stop)
         debit(part)
         told = jax.tree.map(lambda rows: rows[part], condition)
         return denoiser.ask_once(x[part], np.asarray(t)[part] if np.ndim(t) else t, told)
@@ -53,9 +54,12 @@ def ask_in_requests(
     x = np.asarray(x)
     parts = [slice(start, start + size) for start in range(0, len(x), size)]
     with ThreadPoolExecutor(min(denoiser.requests.in_flight, len(parts))) as pool:
+        answers = [pool.submit(ask_patiently, part) for part in parts]
         try:
-            return np.concatenate([np.asarray(answer) for answer in pool.map(ask_patiently, parts)])
+            for answer in wait(answers, return_when=FIRST_EXCEPTION).done:
+                answer.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return np.concatenate([np.asarray(answer.result()) for answer in answers])

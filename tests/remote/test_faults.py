@@ -4,6 +4,7 @@ import contextlib
 import re
 import shutil
 import subprocess
+import threading
 import time
 
 import faulty_server as stub
@@ -96,6 +97,27 @@ def test_retry_after_is_obeyed_by_all_requests(tmp_path):
         said = check_right(server, tmp_path, extra=4, options=dj.RemoteOptions(max_batch=4, in_flight=1))
         assert time.monotonic() - start >= 1
     assert "waiting 1.0 s" in said[0]
+
+
+def test_a_run_that_fails_does_not_sleep_out_a_pause(tmp_path):
+    """One request is told to wait for half an hour, another fails for good: nobody waits, and nothing is entered."""
+    first = threading.Event()
+
+    def pause(handler, *right):
+        stub.reply(handler, 429, {"Retry-After": "1800"}, b"")
+        first.set()
+
+    def refuse(handler, *right):
+        first.wait(10)
+        time.sleep(0.3)
+        stub.reply(handler, 404, {}, b"{}")
+
+    start = time.monotonic()
+    with FaultyServer(faults={1: pause, 2: refuse}) as server:
+        with pytest.raises((ValueError, scoring.TryLater)):
+            ask(server, tmp_path, options=dj.RemoteOptions(max_batch=4, in_flight=2))
+        assert queries_made(tmp_path) == sum(server.received) == 8
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("after", ["99999", "Wed, 21 Oct 2105 07:28:00 GMT"])
