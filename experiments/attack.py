@@ -24,6 +24,8 @@ from dime_jax._typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.findings import json_files
+from dime_jax.findings.results import StudyFindings
 from dime_jax.ideal import IdealDenoiser
 from dime_jax.report import tables
 from dime_jax.schedule import linear_schedule
@@ -135,7 +137,7 @@ def halves_of(config: ConfigDict, study: Study) -> data.Halves:
     )
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> images_alone.StudyResults:
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
     """Run or finish the experiment; everything it makes is in `workdir`. Returns what results.json holds.
 
     Args:
@@ -172,7 +174,9 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
     on_first_process(lambda: images_alone.write_results(directory))
-    return images_alone.read_results(directory)
+    results = json_files.read_results(directory)
+    assert isinstance(results, StudyFindings)
+    return results
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:

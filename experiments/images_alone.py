@@ -8,7 +8,6 @@ so and no more. To add it to a run of an earlier version:
     python -m experiments.images_alone --run=W/attack [--source=cifar10:DIR --split_file=FILE.npz]
 """
 
-import dataclasses
 import json
 import pathlib
 import sys
@@ -19,12 +18,11 @@ from absl import app, flags
 
 from dime_jax import _files, _records, data, pipeline
 from dime_jax.auditing import pictures
-from dime_jax.evaluation import Evaluation
 from dime_jax.findings import json_files, wording
 from dime_jax.findings.arrays import BlindScores
 from dime_jax.findings.frozen import best_calibrated
 from dime_jax.findings.known_images import beside
-from dime_jax.findings.results import BlindFinding
+from dime_jax.findings.results import StudyFindings
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import score_table
 
@@ -51,19 +49,6 @@ class ImagesAlone(NamedTuple):
     member_scores: list[float]
     heldout_scores: list[float]
     warnings: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StudyResults(Evaluation):
-    """results.json of `experiments.attack`: the evaluation of the test half, and what the images alone show.
-
-    Attributes:
-      blind_baseline: beside the attack that is best on the calibration half; None where none could be fitted.
-      duplicates: among the images of both halves. Both are None for runs of earlier versions.
-    """
-
-    blind_baseline: BlindFinding | None = None
-    duplicates: data.DuplicateReport | None = None
 
 
 def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> ImagesAlone:
@@ -109,13 +94,13 @@ def look_once(directory: pathlib.Path, source: data.Source, transform: data.Tran
         _files.write_json(directory / FILE, _records.plain(found))
 
 
-def results(directory: pathlib.Path) -> StudyResults:
+def results(directory: pathlib.Path) -> StudyFindings:
     """What a run's score tables and its images show; nothing about the images for runs of earlier versions."""
     found = pipeline.evaluation(directory)
     fields = {name: getattr(found, name) for name in _records.field_names(found)}
     path = directory / FILE
     if not path.exists():
-        return StudyResults(**fields)
+        return StudyFindings(**fields)
     alone = _records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
     blind = None
     if alone.blind_auc is not None:
@@ -125,7 +110,7 @@ def results(directory: pathlib.Path) -> StudyResults:
         table = score_table.read_table(directory / "test")
         blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc)
     fields["warnings"] = (*found.warnings, *alone.warnings)
-    return StudyResults(**fields, blind_baseline=blind, duplicates=alone.duplicates)
+    return StudyFindings(**fields, blind_baseline=blind, duplicates=alone.duplicates)
 
 
 def write_results(directory: pathlib.Path) -> None:
@@ -133,13 +118,7 @@ def write_results(directory: pathlib.Path) -> None:
     _files.write_json(directory / json_files.RESULTS, _records.plain(results(directory)))
 
 
-def read_results(directory: pathlib.Path) -> StudyResults:
-    """results.json of a run."""
-    path = directory / json_files.RESULTS
-    return _records.parse(StudyResults, json.loads(path.read_bytes()), str(path))
-
-
-def describe(found: StudyResults) -> str:
+def describe(found: StudyFindings) -> str:
     """One line for tables and for the terminal."""
     if found.duplicates is None:
         return "not looked at"

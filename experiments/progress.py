@@ -29,7 +29,7 @@ NAME = "progress"
 TIMES = (30, 70, 150)
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """What a training showed on its way.
 
     Attributes:
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
     visible: dict[str, int | None]
 
 
-def run(config: ConfigDict, workdir: pathlib.Path, study_name: str) -> Progress:
+def run(config: ConfigDict, workdir: pathlib.Path, study_name: str) -> TrainingProgress:
     """Ask every snapshot in the workdir.
 
     Raises:
@@ -73,7 +73,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, study_name: str) -> Progress:
         updates.append(number)
         fingerprints.append(denoiser.fingerprint)
     lines = read_records(workdir / "train")
-    return Progress(
+    return TrainingProgress(
         study_name,
         (len(half.member), len(half.heldout)),
         [line["step"] for line in lines],
@@ -92,7 +92,7 @@ def first_visible(updates: list[int], aucs: list[metrics.Estimate]) -> int | Non
     return updates[first] if first < len(updates) else None
 
 
-def draw(numbers: Progress) -> Figure:
+def draw(numbers: TrainingProgress) -> Figure:
     """Two panels over updates: the loss, and the AUC by timestep with its interval."""
     figure, axes = figures.new_figure(1, 2, height=2.5)
     loss, auc = axes[0]
@@ -111,7 +111,7 @@ def draw(numbers: Progress) -> Figure:
     return figure
 
 
-def to_section(numbers: Progress, picture: str) -> str:
+def to_section(numbers: TrainingProgress, picture: str) -> str:
     """A section of the results page.
 
     Args:

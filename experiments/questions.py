@@ -66,7 +66,7 @@ class AtSetting(NamedTuple):
     rival: Difference | None
 
 
-class Answers(NamedTuple):
+class StudyAnswers(NamedTuple):
     """All three."""
 
     crowding: list[Crowding]
@@ -89,10 +89,10 @@ def over_models(values: Sequence[float], confidence: float = 0.95, least: float 
     return metrics.Estimate(mean, max(least, mean - margin), min(1.0, mean + margin))
 
 
-def answers(study: RunSet) -> Answers:
+def answers(study: RunSet) -> StudyAnswers:
     """Everything that the study's score tables say."""
     settings = at_settings(study, "t") + at_settings(study, "gamma")
-    return Answers(crowding(study), against_baselines(study), settings, between_tiers(study))
+    return StudyAnswers(crowding(study), against_baselines(study), settings, between_tiers(study))
 
 
 def crowding(study: RunSet) -> list[Crowding]:

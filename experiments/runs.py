@@ -19,6 +19,7 @@ from dime_jax.calibration import Calibration
 from dime_jax.data import Halves, Split
 from dime_jax.evaluation import ResultRow
 from dime_jax.findings.frozen import without_crowding
+from dime_jax.findings.results import StudyFindings
 from dime_jax.metrics import Estimate
 from dime_jax.scoring import planning, score_table
 from experiments import images_alone, seeds
@@ -115,7 +116,7 @@ class Run(NamedTuple):
     rows: tuple[Row, ...]
     member: np.ndarray
     halves: Halves
-    results: images_alone.StudyResults
+    results: StudyFindings
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from dime_jax.evaluation import SCHEMA_VERSION, Evaluation
 from dime_jax.findings.arrays import AuditArrays, CompareArrays, npz_bytes
 from dime_jax.findings.facts import AuditFacts, CompareFacts
 from dime_jax.findings.record import Record
-from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow
+from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
@@ -56,8 +56,8 @@ def write_findings(directory: pathlib.Path, found: AuditFindings, candidates: Se
     _files.write_json(directory / RESULTS, plain_object(found))
 
 
-def read_results(directory: str | os.PathLike[str]) -> Evaluation | AuditFindings:
-    """results.json of a finished run, or of a finished audit.
+def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFindings | AuditFindings:
+    """results.json of a finished run, of a finished experiment, or of a finished audit.
 
     Raises:
       ValueError: if there is none, or it is not what was written.
@@ -72,7 +72,7 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | AuditFinding
     if not isinstance(contents, dict):
         raise ValueError(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
     _check_version(path, contents)
-    kind = AuditFindings if "headline" in contents else Evaluation
+    kind = AuditFindings if "headline" in contents else StudyFindings if "duplicates" in contents else Evaluation
     return parse(kind, contents, str(path))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from dime_jax._records import Absent, field_names
 from dime_jax.attacks import Setting
+from dime_jax.data import DuplicateReport
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
@@ -105,6 +106,19 @@ class BlindFinding:
     fires: bool
     explained: bool
     images: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyFindings(Evaluation):
+    """results.json of an experiment: the evaluation of the test half, and what the images show without the model.
+
+    Attributes:
+      blind_baseline: beside the attack that is best on the calibration half; None where none could be fitted.
+      duplicates: among the images of both halves. Both are None for runs of older versions.
+    """
+
+    blind_baseline: BlindFinding | None = None
+    duplicates: DuplicateReport | None = None
 
 
 @dataclasses.dataclass(frozen=True)

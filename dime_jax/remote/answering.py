@@ -15,7 +15,7 @@ from dime_jax._typing import JsonObject, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.remote import protocol
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
-from dime_jax.remote.transport import Place
+from dime_jax.remote.transport import ServerPlace
 from dime_jax.scoring import default_micro_batch
 
 
@@ -43,7 +43,7 @@ class ServeOptions:
             raise ValueError(f"expected 0 <= port < 65536, got port={self.port}")
         if self.rate is not None:
             _validate.check_positive(self.rate, "rate")
-        if not Place("http", self.host, self.port).loopback and self.token_env is None:
+        if not ServerPlace("http", self.host, self.port).loopback and self.token_env is None:
             raise ValueError(f"expected --token-env with --host {self.host}: others than this machine could ask")
 
 

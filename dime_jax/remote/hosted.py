@@ -21,7 +21,7 @@ from dime_jax.denoiser import Denoiser, Requests
 from dime_jax.remote import protocol
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, Stated, X, read_contract
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
-from dime_jax.remote.transport import Place, Reply, Transport, parse_url
+from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry, TryLater, patient
 
@@ -212,7 +212,7 @@ class _Encoding:
             return binary and not self.binary
 
 
-def _address(url: str, model: str | None) -> tuple[Place, str]:
+def _address(url: str, model: str | None) -> tuple[ServerPlace, str]:
     """The place of a server, and the path of the model on it."""
     place, path = parse_url(url)
     path = path.rstrip("/")
@@ -227,7 +227,7 @@ def _condition_shape(contract: Contract) -> PyTree:
     return None if contract.condition is None else jax.ShapeDtypeStruct(contract.condition, jnp.float32)
 
 
-def _fingerprint(contract: Contract, place: Place, path: str) -> str:
+def _fingerprint(contract: Contract, place: ServerPlace, path: str) -> str:
     """The server's, or the address; and whatever else of what was agreed changes the answers."""
     parts = [contract.fingerprint or f"{place}{path}"]
     parts += [value for value, usual in ((contract.layout, "NHWC"), (contract.prediction, "epsilon")) if value != usual]

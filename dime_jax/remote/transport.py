@@ -33,7 +33,7 @@ _REDIRECTS = 3
 _BUSY = (408, 425, 429, 502, 503, 504)
 
 
-class Place(NamedTuple):
+class ServerPlace(NamedTuple):
     """Where a server is."""
 
     scheme: str
@@ -64,7 +64,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-def parse_url(url: str) -> tuple[Place, str]:
+def parse_url(url: str) -> tuple[ServerPlace, str]:
     """The place of an address, and its path.
 
     Raises:
@@ -81,7 +81,7 @@ def parse_url(url: str) -> tuple[Place, str]:
         )
     if parts.scheme not in ("http", "https") or not host or not re.fullmatch(r"[\x21-\x7e]*", url):
         raise ValueError("expected an address such as https://HOST/v2/models/NAME")
-    return Place(parts.scheme, host, port or (80 if parts.scheme == "http" else 443)), parts.path
+    return ServerPlace(parts.scheme, host, port or (80 if parts.scheme == "http" else 443)), parts.path
 
 
 def read_token(options: RemoteOptions) -> str | None:
@@ -134,7 +134,7 @@ class Transport:
       options: how it is asked.
     """
 
-    def __init__(self, place: Place, options: RemoteOptions):
+    def __init__(self, place: ServerPlace, options: RemoteOptions):
         self.place, self._token = place, read_token(options)
         self._moved = False
         if self._token is not None and place.scheme == "http" and not place.loopback:
@@ -229,7 +229,7 @@ class Transport:
             return Reply(response.status, lower, received)
 
     @contextlib.contextmanager
-    def _connection(self, place: Place) -> Iterator[http.client.HTTPConnection]:
+    def _connection(self, place: ServerPlace) -> Iterator[http.client.HTTPConnection]:
         """A connection for one exchange, cut off when its time is up; kept for the next one if all went well."""
         connection = self._kept() or self._new(place)
         late = threading.Event()
@@ -279,7 +279,7 @@ class Transport:
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()
 
-    def _new(self, place: Place) -> http.client.HTTPConnection:
+    def _new(self, place: ServerPlace) -> http.client.HTTPConnection:
         if place.scheme == "https":
             return http.client.HTTPSConnection(place.host, place.port, timeout=self._timeout, context=self._tls)
         return http.client.HTTPConnection(place.host, place.port, timeout=self._timeout)
@@ -297,7 +297,7 @@ def _close(connections: list[tuple[http.client.HTTPConnection, float]]) -> None:
         connections.pop()[0].close()
 
 
-def _read(response: http.client.HTTPResponse, most: int, place: Place) -> bytes:
+def _read(response: http.client.HTTPResponse, most: int, place: ServerPlace) -> bytes:
     """The body, which must say its length, be whole and not too long."""
     if response.length is None and not response.chunked:
         raise http.client.HTTPException("the answer does not say how long it is, so it may be cut short")

@@ -82,7 +82,9 @@ class TestProgress:
     def test_loss_and_auc_over_updates(self, workdir):
         progress.main(digits.get_config("smoke"), str(workdir), "experiments/configs/digits.py:smoke")
         assert (workdir / "progress.png").read_bytes().startswith(b"\x89PNG")
-        numbers = _records.parse(progress.Progress, json.loads((workdir / "progress.json").read_text()), "progress")
+        numbers = _records.parse(
+            progress.TrainingProgress, json.loads((workdir / "progress.json").read_text()), "progress"
+        )
         assert numbers.study == "digits:smoke, seed 0"
         assert (numbers.updates, numbers.logged, numbers.images) == ([2, 4], [2, 4], (30, 30))
         # The last AUC again, from the model itself.
