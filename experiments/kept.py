@@ -233,7 +233,7 @@ def _ranks(gap: model_figures.IdealGap) -> str:
 
 
 DRAWINGS = {
-    "progress": Drawing(progress.Progress, progress.draw, progress.to_section),
+    "progress": Drawing(progress.TrainingProgress, progress.draw, progress.to_section),
     "dataset_size": Drawing(list[synthetic.Panel], synthetic.draw_attack_panels, dataset_size_section),
     "query_budget": Drawing(list[synthetic.Panel], synthetic.draw_attack_panels, query_budget_section),
     "ideal_gap": Drawing(model_figures.IdealGap, model_figures.draw_ideal_gap, ideal_gap_section),

@@ -1,8 +1,8 @@
 """Which coordinates of a latent can be seen in the image: the pull-back metric of a decoder (VAE2Diffusion, CVPR 2026).
 
-With J the decoder's Jacobian at a latent, moving coordinate k by h changes the image by about h √(JᵀJ)_kk. Coordinates
-with a small ½ log (JᵀJ)_kk change nothing that the autoencoder's training cared for, and their noise hides what a model
-remembers. Half the logarithm ranks them as the diagonal itself does, so the logarithm is never taken.
+With J the decoder's Jacobian at a latent, moving coordinate k by h changes the image by about h √(JᵀJ)_kk. The paper
+weighs coordinates by ½ log (JᵀJ)_kk and leaves the lowest out of an attack's norms. That ranks them as the diagonal
+itself does, so the logarithm is never taken.
 """
 
 from collections.abc import Callable
