@@ -85,7 +85,7 @@ class TableStorage:
         self.status[number, rows] = status[real]
         queries = (unit.queries - answers.known) * int(batch.usable.sum())
         self._progress.advance(queries, unit.name, measured=answers.at_full_speed)
-        self._noted = time.monotonic()
+        self._noted, self._middle = time.monotonic(), None  # what was noted last is of this unit, or written
         self._flush_if_due()
         return not np.any(status[real] != OK)
 
