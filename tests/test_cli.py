@@ -285,8 +285,11 @@ def test_stages_run_one_by_one(tmp_path, capsys):
 def test_every_setting_of_an_audit_is_an_option():
     """What the command line lacks is for programs: a grid of settings."""
     options = vars(cli.build_parser().parse_args(["audit"]))
-    fields = {field.name for field in dataclasses.fields(auditing.AuditConfig)} - {"grid", "options", "conversion"}
+    fields = {field.name for field in dataclasses.fields(auditing.AuditConfig)}
+    fields -= {"grid", "options", "conversion", "remote"}
     assert fields <= set(options)
+    for part in (dj.ConversionOptions, dj.RemoteOptions):
+        assert {field.name for field in dataclasses.fields(part)} <= set(options)
     compared = vars(cli.build_parser().parse_args(["compare", "--before", "a", "--after", "b"]))
     assert fields - set(compared) == {
         "model",
