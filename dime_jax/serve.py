@@ -26,7 +26,7 @@ from typing import TypeAlias
 from dime_jax._typing import JsonObject
 from dime_jax.denoiser import Denoiser
 from dime_jax.remote import protocol
-from dime_jax.remote.answering import Answer, Hosted, Refused, ServeOptions
+from dime_jax.remote.answering import Hosted, HttpAnswer, Refused, ServeOptions
 from dime_jax.remote.options import RemoteOptions
 from dime_jax.remote.transport import read_token
 
@@ -179,16 +179,16 @@ def _handler(
             """Evaluate a request."""
             self._answer(self._post)
 
-        def _answer(self, make: Callable[[], Answer]) -> None:
+        def _answer(self, make: Callable[[], HttpAnswer]) -> None:
             with self.server.busy():
                 try:
                     self._authorise()
                     answer = make()
                 except Refused as error:
-                    answer = Answer(error.status, _json({"error": str(error)}), 0, error.headers)
+                    answer = HttpAnswer(error.status, _json({"error": str(error)}), 0, error.headers)
                     self.close_connection = True  # its body may not have been read
                 except Exception as error:  # the model's; its words may hold anything
-                    answer = Answer(500, _json({"error": f"the model failed: {type(error).__name__}"}))
+                    answer = HttpAnswer(500, _json({"error": f"the model failed: {type(error).__name__}"}))
                 self._send(answer)
 
         def _authorise(self) -> None:
@@ -196,12 +196,12 @@ def _handler(
             if expected is not None and not hmac.compare_digest(given, expected):
                 raise Refused(401, "expected a bearer token", {"WWW-Authenticate": "Bearer"})
 
-        def _get(self) -> Answer:
+        def _get(self) -> HttpAnswer:
             if self.path not in pages:
                 raise Refused(404, f"expected /v2/models/{hosted.name}")
-            return Answer(200, _json(pages[self.path]))
+            return HttpAnswer(200, _json(pages[self.path]))
 
-        def _post(self) -> Answer:
+        def _post(self) -> HttpAnswer:
             if self.path != infer:
                 raise Refused(404, f"expected {infer}")
             length, head = self.headers.get("Content-Length"), self.headers.get(protocol.HEAD_LENGTH)
@@ -216,7 +216,7 @@ def _handler(
                 raise Refused(400, "the request is cut short")
             return hosted.infer(protocol.Message(body, None if head is None else int(head)))
 
-        def _send(self, answer: Answer) -> None:
+        def _send(self, answer: HttpAnswer) -> None:
             # Before the client hears of it: what the log says is then never less than what the client knows.
             path = self.path if self.path in pages or self.path == infer else "?"
             what = f", {answer.images} images, {hosted.queries:,} queries in all" if answer.images else ""

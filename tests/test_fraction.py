@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dime_jax import evidence
-from dime_jax.evidence import Known, fraction
+from dime_jax.evidence import KnownScores, fraction
 from dime_jax.evidence.fraction import _Fit, _Means
 from dime_jax.findings.record import best_of
 
@@ -14,7 +14,7 @@ def scores(rng, members, others, separation):
 
 
 def known(rng, n, separation):
-    return Known(rng.normal(-separation, 1, n), rng.normal(0, 1, n))
+    return KnownScores(rng.normal(-separation, 1, n), rng.normal(0, 1, n))
 
 
 def estimate(members, others, separation=2.0, seed=0, n=200, resamples=499):
@@ -46,7 +46,7 @@ def test_any_order_preserving_scale_of_the_scores_gives_the_same():
     own, first, second = scores(rng, 10, 30, 2.0), known(rng, 100, 2.0), known(rng, 100, 2.0)
     plain = evidence.fraction_used(own, first, second)
     scaled = evidence.fraction_used(
-        7 + 1e4 * own, *(Known(*(7 + 1e4 * side for side in one)) for one in (first, second))
+        7 + 1e4 * own, *(KnownScores(*(7 + 1e4 * side for side in one)) for one in (first, second))
     )
     np.testing.assert_allclose(scaled[:3], plain[:3], atol=1e-6)
     assert evidence.fraction_used(np.append(own, [np.nan, np.inf]), first, second) == plain
@@ -62,18 +62,18 @@ def test_the_misfit_is_that_of_a_search_for_the_best_fraction():
 
 
 def test_constant_scores_are_no_error():
-    found = evidence.fraction_used(np.ones(5), Known(np.ones(9), np.ones(9)), Known(np.ones(9), np.ones(9)))
+    found = evidence.fraction_used(np.ones(5), KnownScores(np.ones(9), np.ones(9)), KnownScores(np.ones(9), np.ones(9)))
     assert (found.low, found.high) == (0, 1)
 
 
 def test_bad_input_is_one_line():
-    fine = Known(np.arange(5.0), np.arange(5.0))
+    fine = KnownScores(np.arange(5.0), np.arange(5.0))
     with pytest.raises(ValueError, match="expected 0 < confidence < 1, got confidence=2"):
         evidence.fraction_used([1.0], fine, fine, confidence=2)
     with pytest.raises(ValueError, match="expected at least one row in scores"):
         evidence.fraction_used([np.nan], fine, fine)
     with pytest.raises(ValueError, match="expected finite members"):
-        evidence.fraction_used([1.0], Known([np.nan], [1.0]), fine)
+        evidence.fraction_used([1.0], KnownScores([np.nan], [1.0]), fine)
 
 
 @pytest.mark.slow

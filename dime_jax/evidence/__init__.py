@@ -22,7 +22,7 @@ from dime_jax.evidence.direction import (
     WitnessScores,
     judge_direction,
 )
-from dime_jax.evidence.fraction import FractionUsed, Known, fraction_used
+from dime_jax.evidence.fraction import FractionUsed, KnownScores, fraction_used
 from dime_jax.evidence.likeness import Likeness, likeness
 from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.evidence.sets import SetTest, set_test
@@ -40,7 +40,7 @@ __all__ = [
     "Gap",
     "GroupsTooLarge",
     "Judgement",
-    "Known",
+    "KnownScores",
     "Likeness",
     "SetTest",
     "Verdict",

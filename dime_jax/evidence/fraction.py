@@ -30,7 +30,7 @@ class FractionUsed(NamedTuple):
     n_heldout: int
 
 
-class Known(NamedTuple):
+class KnownScores(NamedTuple):
     """Scores of known members and of held-out images."""
 
     member: npt.ArrayLike
@@ -39,8 +39,8 @@ class Known(NamedTuple):
 
 def fraction_used(
     scores: npt.ArrayLike,
-    known: Known,
-    calibration: Known,
+    known: KnownScores,
+    calibration: KnownScores,
     *,
     confidence: float = 0.95,
     seed: int = 0,
@@ -136,7 +136,7 @@ class _Weight(NamedTuple):
     offset: float
 
     @classmethod
-    def fitted(cls, calibration: Known) -> "_Weight":
+    def fitted(cls, calibration: KnownScores) -> "_Weight":
         member, heldout = (_checks.finite_scores(side, "calibration scores") for side in calibration)
         pool = np.concatenate([member, heldout])
         center, scale = float(np.mean(pool)), float(np.std(pool)) or 1.0

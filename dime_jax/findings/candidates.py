@@ -7,7 +7,7 @@ import numpy as np
 
 from dime_jax import evidence, pipeline
 from dime_jax.data.variations import ORIGINAL, VARIATIONS
-from dime_jax.evidence import FractionUsed, Judgement, Known, Likeness, SetTest, Verdict
+from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, SetTest, Verdict
 from dime_jax.findings import withholding
 from dime_jax.findings.facts import RunFacts
 from dime_jax.findings.record import Record
@@ -107,8 +107,8 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     heldout = record.candidate_scores()[1]
     return evidence.fraction_used(
         np.array(scores),
-        Known(record.scores(record.decider).finite().member, heldout),
-        Known(*record.calibration_scores().finite()),
+        KnownScores(record.scores(record.decider).finite().member, heldout),
+        KnownScores(*record.calibration_scores().finite()),
         seed=record.facts.settings.seed,
     )
 

@@ -55,7 +55,7 @@ class Refused(Exception):
         self.status, self.headers = status, headers or {}
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An answer, and how many images were evaluated for it."""
 
     status: int
@@ -120,7 +120,7 @@ class Hosted:
             "parameters": parameters,
         }
 
-    def infer(self, message: protocol.Message) -> Answer:
+    def infer(self, message: protocol.Message) -> HttpAnswer:
         """Answer a request.
 
         Raises:
@@ -142,7 +142,7 @@ class Hosted:
             answer = protocol.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
         except protocol.Malformed as error:
             raise Refused(500, f"{error}: ask for binary data") from None
-        return Answer(200, answer, len(x))
+        return HttpAnswer(200, answer, len(x))
 
     def _checked(self, tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, PyTree]:
         denoiser, wanted = self._denoiser, {X, T_STEP}

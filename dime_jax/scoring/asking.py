@@ -21,7 +21,7 @@ from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry
-from dime_jax.scoring.walks import Walk
+from dime_jax.scoring.walks import UnitWalk
 
 
 class Answers(NamedTuple):
@@ -90,17 +90,17 @@ class Asker:
         params, _, key = self._constants
         return keeper(self._denoiser.keep_fn, self._placement.sharding)(params, x, key, draw_ids)
 
-    def go_on(self, walk: Walk, trees: Trees, batch: PlacedBatch, most: int) -> Walk:
+    def go_on(self, walk: UnitWalk, trees: Trees, batch: PlacedBatch, most: int) -> UnitWalk:
         """Ask the next calls of a unit, at most so many, depth first; none if no row of the batch is usable."""
         if not batch.usable.any():
-            return Walk(walk.asked, (), {})
+            return UnitWalk(walk.asked, (), {})
         asked, stack, numbers = walk.asked, list(walk.stack), dict(walk.numbers)
         while stack and asked - walk.asked < most:
             call, given = stack.pop()
             state, numbers[call] = self._ask(call, given, batch)
             stack.extend((child, state) for child in reversed(trees.get(call, ())))
             asked += 1
-        return Walk(asked, tuple(stack), numbers)
+        return UnitWalk(asked, tuple(stack), numbers)
 
     def _ask(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         if not self._denoiser.traceable or not call.traceable:

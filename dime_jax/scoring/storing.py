@@ -17,7 +17,7 @@ from dime_jax.scoring.planning import Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
 from dime_jax.scoring.shards import Rows, ShardWriter
-from dime_jax.scoring.walks import Partial, Walk, encode, to_partial
+from dime_jax.scoring.walks import Partial, UnitWalk, encode, to_partial
 
 
 class TableStorage:
@@ -55,7 +55,7 @@ class TableStorage:
         """Where to go on with a unit on a batch, if some of it was stored."""
         return next((partial for partial in self._partials if partial.is_of(number, batch)), None)
 
-    def note(self, number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: Walk, calls: int) -> None:
+    def note(self, number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: UnitWalk, calls: int) -> None:
         """Wait for the answers of a unit in the middle, and store them if that is due.
 
         Args:

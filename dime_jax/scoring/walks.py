@@ -23,7 +23,7 @@ from dime_jax.scoring.planning import Plan, Unit
 _KINDS = (jax.tree.structure(0), jax.tree.structure(Place._make((0, 0))))
 
 
-class Walk(NamedTuple):
+class UnitWalk(NamedTuple):
     """A unit under way on one batch.
 
     Attributes:
@@ -59,12 +59,12 @@ class Partial(NamedTuple):
         return same and np.array_equal(self.usable, batch.usable)
 
 
-def begin(unit: Unit) -> Walk:
+def begin(unit: Unit) -> UnitWalk:
     """Nothing asked yet."""
-    return Walk(0, tuple((root, None) for root in reversed(unit.roots)), {})
+    return UnitWalk(0, tuple((root, None) for root in reversed(unit.roots)), {})
 
 
-def to_partial(number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: Walk) -> Partial | None:
+def to_partial(number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: UnitWalk) -> Partial | None:
     """What to store of a walk, after waiting for its numbers; None if its states are of a kind that cannot be."""
     states = list({id(state): state for _, state in walk.stack if state is not None}.values())
     if any(jax.tree.structure(state) not in _KINDS for state in states):
@@ -79,7 +79,7 @@ def to_partial(number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: 
     return Partial(number, batch.index, batch.usable, walk.asked, readings, stack, tuple(jax.device_get(states)))
 
 
-def from_partial(partial: Partial, unit: Unit, trees: Trees) -> Walk:
+def from_partial(partial: Partial, unit: Unit, trees: Trees) -> UnitWalk:
     """Go on where a stored walk ended."""
     calls = calls_below(unit.roots, trees)
     stack = tuple((calls[call], None if state < 0 else partial.states[state]) for call, state in partial.stack)
@@ -87,7 +87,7 @@ def from_partial(partial: Partial, unit: Unit, trees: Trees) -> Walk:
     known = [reading for reading in unit.readings if reading.call in numbers]
     for (call, name), values in zip(known, partial.readings, strict=True):
         numbers[call][name] = values
-    return Walk(partial.asked, stack, numbers)
+    return UnitWalk(partial.asked, stack, numbers)
 
 
 def queries_known(partial: Partial, plan: Plan) -> int:
