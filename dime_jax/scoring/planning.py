@@ -207,7 +207,7 @@ def witness_jobs(jobs: Sequence[Job]) -> list[Job]:
     asked = [job.setting for job in jobs]
     settings = [one for one in asked if "gamma" in one and "t" in one] or [one for one in asked if "t" in one]
     settings = settings or witness.settings("quick", 1)
-    gamma = min((one["gamma"] for one in settings if "gamma" in one), default=_WITNESS_GAMMA)
+    gamma = min((one["gamma"] for one in settings if one.get("gamma", 0) > 0), default=_WITNESS_GAMMA)
     times = sorted({int(one["t"]) for one in settings})
     return [Job(witness, {"t": t, "gamma": gamma, "q": 1}) for t in times]
 
