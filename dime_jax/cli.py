@@ -294,7 +294,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dime-jax {dime_jax.__version__}")
     shtab.add_argument_to(parser, "--print_completion", help="print a completion script for your shell")
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
-    parser.add_argument("--no-cache", action="store_true", help=_NO_CACHE_HELP)
+    parser.add_argument("--no_cache", action="store_true", help=_NO_CACHE_HELP)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_audit(commands)
     _add_compare(commands)
@@ -491,13 +491,11 @@ def _add_serve(commands: _Commands) -> None:
     )
     serve.add_argument("--port", type=int, default=8000, help="the port; 0 takes a free one (default: %(default)s)")
     serve.add_argument(
-        *("--token-env", "--token_env"),
+        "--token_env",
         metavar="NAME",
         help="the environment variable with the token that is asked for",
     )
-    serve.add_argument(
-        *("--max-batch", "--max_batch"), type=int, default=64, help="images in one request (default: %(default)s)"
-    )
+    serve.add_argument("--max_batch", type=int, default=64, help="images in one request (default: %(default)s)")
     serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
     serve.add_argument(
         "--cache",
@@ -596,7 +594,7 @@ def _add(commands: _Commands, name: str, run: Callable[..., int], what: str, *ex
     )
     # Also after the command; without a default here, which would undo the one before it.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
-    parser.add_argument("--no-cache", action="store_true", default=argparse.SUPPRESS, help=_NO_CACHE_HELP)
+    parser.add_argument("--no_cache", action="store_true", default=argparse.SUPPRESS, help=_NO_CACHE_HELP)
     parser.set_defaults(command_function=run)
     return parser
 

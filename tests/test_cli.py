@@ -224,7 +224,7 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
     [
         ([*AUDIT, "--fail-if", "dime@11.auc.low"], "expected a condition such as 'dime@11.auc.low > 0.6'"),
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "no 'dime@7' for the condition 'dime@7.auc.low > 0': the rows "),
-        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, pia_l2@2"),
+        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, loss_mc@10, pia_l2@2"),
         ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers
         ([*AUDIT, "--heldout", "b", "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
         ([*AUDIT, "--decide_with", "dime"], "unknown attack 'dime' to decide with; expected one of loss@1"),

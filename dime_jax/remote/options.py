@@ -86,22 +86,18 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
         "asking a hosted model", "for --model http(s)://HOST/v2/models/NAME; --schedule and --prediction say what the "
         "server does not"
     )  # fmt: skip
-    group.add_argument(
-        *("--token-env", "--token_env"), metavar="NAME", help="the environment variable that holds the bearer token"
-    )
-    group.add_argument(*("--token-file", "--token_file"), metavar="FILE", help="a file that holds the bearer token")
+    group.add_argument("--token_env", metavar="NAME", help="the environment variable that holds the bearer token")
+    group.add_argument("--token_file", metavar="FILE", help="a file that holds the bearer token")
     group.add_argument("--layout", choices=LAYOUTS, help="the order of the image's axes, if the server does not say")
+    group.add_argument("--num_classes", type=int, help="how many classes there are, if the server does not say")
+    group.add_argument("--max_batch", type=int, help="send at most this many images in one request")
     group.add_argument(
-        *("--num-classes", "--num_classes"), type=int, help="how many classes there are, if the server does not say"
-    )
-    group.add_argument(*("--max-batch", "--max_batch"), type=int, help="send at most this many images in one request")
-    group.add_argument(
-        *("--in-flight", "--in_flight"),
+        "--in_flight",
         type=int,
         default=NO_REMOTE_OPTIONS.in_flight,
         help="send this many requests at a time (default: %(default)s)",
     )
-    group.add_argument(*("--max-rate", "--max_rate"), type=float, metavar="N", help="make at most N queries per second")
+    group.add_argument("--max_rate", type=float, metavar="N", help="make at most N queries per second")
     group.add_argument(
         "--timeout",
         type=float,

@@ -300,7 +300,8 @@ def _drop_unfinished(sealed: Sealed) -> None:
     if sealed.digests is not None and not _is_complete(sealed):
         _check_lists(sealed)
         directory = sealed.path.parent
-        named = {name for path in shards.lists_in(directory) for name in shards.read_list(path).digests or {}}
+        # Checked before anything is removed: a list of another run must not decide what to keep.
+        named = {name for path in shards.lists_in(directory) for name in shards.read_list(path).check().digests or {}}
         for path in (*shards.shards_in(directory), *shards.partials_in(directory)):
             if path.name not in named:
                 path.unlink()

@@ -116,7 +116,8 @@ def test_a_plain_function_is_asked_the_same(tmp_path, finished, nudge, monkeypat
     monkeypatch.setattr(html, "write_report", lambda record, findings: record.directory / "report.html")
     plain = audited(tmp_path, nudge, memoriser(TRAIN))
     assert [row["auc"] for row in plain["results"]] == [row["auc"] for row in finished.results["results"]]
-    assert plain["queries_made"] == finished.results["queries_made"]
+    recognised = 2  # a function is known by its answer to a fixed question, asked twice
+    assert plain["queries_made"] == finished.results["queries_made"] + recognised
 
 
 def test_the_report_runs_the_file_again(finished, tmp_path, capsys):
