@@ -31,7 +31,7 @@ def test_everything_that_is_a_model(tmp_path):
     assert dj.open_model(denoiser, tmp_path) == (denoiser, "a Python object", (), None)
     assert {entry.name.partition("-")[0] for entry in tmp_path.iterdir()} == {"model"}
     assert len(list(tmp_path.iterdir())) == 2
-    assert converted.describe().splitlines()[0] == f"model {directory.name} ({converted.origin})"
+    assert converted.describe().splitlines()[0] == f"model ddpm_secmi.pt ({converted.origin})"
 
 
 def test_a_conversion_is_kept_by_content_options_and_converter(tmp_path, monkeypatch):
@@ -66,6 +66,7 @@ def test_every_option_counts():
         "lora": str(SECMI),
         "autoencoder": str(DDIM),
         "latent": "sample",
+        "latent_weighting": "pullback",
         "hold": "float16",
     }
     fields = {field.name for field in dataclasses.fields(ConversionOptions)} - {"lora_scale"}
@@ -75,7 +76,7 @@ def test_every_option_counts():
     one_each.append(ConversionOptions(lora=[SECMI], lora_scale=[0.5]))
     identities = [options.identity() for options in (*one_each, ConversionOptions())]
     assert len(set(identities)) == 10  # how a latent model is used changes nothing about its conversion
-    assert len({(options.identity(), *options.use().items()) for options in (*one_each, ConversionOptions())}) == 12
+    assert len({(options.identity(), *options.use().items()) for options in (*one_each, ConversionOptions())}) == 13
 
 
 def test_facts_from_a_stranger_are_printed_safely(tmp_path):
