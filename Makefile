@@ -70,7 +70,7 @@ wheel: $(STAMP)  ## build the wheel, and try it in an environment of its own
 out/audit/report.html:
 	$(BIN)/dime-jax audit --output out/audit --quiet
 out/docs/figures/roc.svg:
-	$(BIN)/python -m experiments.figures --runs=docs/results/digits,docs/results/cifar10_laptop --output=out/docs/figures
+	$(BIN)/python -m experiments.figures --runs=docs/results/digits/seed_0,docs/results/cifar10_laptop/seed_0 --output=out/docs/figures
 out/docs/five_minutes.ipynb: docs/five_minutes.ipynb
 	$(BIN)/python docs/run_notebook.py $< $@
 
