@@ -6,13 +6,13 @@ import pathlib
 
 # Four CPU devices, so that sharded code is tested on every machine; and programs that are compiled quickly rather than
 # well, since each runs a few times only. Must be set before JAX starts.
-FLAGS = (
+os.environ.setdefault(
+    "XLA_FLAGS",
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+    # A later jaxlib aborts at a flag that it does not know.
+    + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # a later one aborts at a flag that it does not know
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", FLAGS)
 # Workers, and the processes that tests start, compile each program once between them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
