@@ -221,9 +221,9 @@ class Transport:
         whole = {"Accept": "*/*", **headers} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         with self._connection(place) as connection:
             connection.request(method, path, body or None, whole)
-            response = connection.getresponse()
-            received = _read(response, most, place)
-            lower = {name.lower(): value for name, value in response.getheaders()}
+            with connection.getresponse() as response:  # it may hold the socket after the connection is closed
+                received = _read(response, most, place)
+                lower = {name.lower(): value for name, value in response.getheaders()}
             if response.will_close or response.status >= 400:  # servers close connections after errors, said or not
                 connection.close()
             return Reply(response.status, lower, received)
