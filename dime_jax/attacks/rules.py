@@ -109,9 +109,11 @@ class Discriminant:
 
         score = wᵀ r,     w = (S + λ)⁻¹ (mean of r over held-out images - mean over members)
 
-    which is linear in y and z. A is fitted to images of one kind only, so z can adjust y but not tell the sets apart by
-    itself: two sets that differ as pictures are not separated by that difference. λ is chosen by calibration, by the
-    mean AUC over folds of the calibration half in which neither A nor w saw the images that are judged.
+    which is linear in y and z. A is fitted to images of one kind only, so z enters as what it explains of y and never
+    as what tells the sets apart. Where y does not follow z linearly, or the sets differ in more than z, a difference
+    of the pictures is left in r: less of it than in y, but the blind baseline has to watch for it. λ is chosen by
+    calibration, by the mean AUC over folds of the calibration half in which neither A nor w saw the images that are
+    judged.
 
     Attributes:
       asked: how many terms come from answers.

@@ -6,7 +6,7 @@ import pytest
 import scipy.fft
 
 import dime_jax as dj
-from dime_jax import calibration, draws, metrics
+from dime_jax import calibration, draws, evidence, metrics
 from dime_jax.attacks import BUILT_IN, band_energies, bands, dime_bands
 from dime_jax.attacks.base import count_queries
 from dime_jax.attacks.rules import Discriminant, TermPair
@@ -222,3 +222,8 @@ def test_brightness_alone_does_not_make_members(schedule):
             distance[name].append(abs(calibration.evaluate(frozen, halves[1]).metrics.auc.value - 0.5))
     assert np.mean(distance["level_only"]) > 0.1
     assert np.mean(distance["dime_bands"]) <= np.mean(distance["level_only"])
+    blind = evidence.blind_baseline(x[:400], x[400:])
+    scores = frozen.score(values)  # bands, as the last of the splits left them
+    gap = evidence.gap_over_blind(scores[:400], scores[400:], blind.scores_member, blind.scores_heldout)
+    assert gap.blind_fires
+    assert gap.explained
