@@ -4,9 +4,10 @@
 
 WORKDIR/pipeline/                        unet/, vae/, text_encoder/, tokenizer/, scheduler/, model_index.json
 WORKDIR/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captions in metadata.jsonl
+WORKDIR/train/                           states and losses of the autoencoder's and the U-Net's training
 WORKDIR/attack/                          the run of `experiments.attack` on the pipeline, members and held-out images
 
-An interrupted attack continues when it is started again; an interrupted training begins again.
+Everything continues when it is started again.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
 from checkpoints_convert import latent_names, mapping
-from dime_jax import data
+from dime_jax import checkpoints, data
 from dime_jax._distributed import on_first_process
 from dime_jax._typing import PyTree
 from dime_jax.evaluation import Evaluation
@@ -34,12 +35,15 @@ from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
 from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
 from dime_jax.models.latent_spec import NetworkSpec
 from dime_jax.report import tables
+from dime_jax.training.records import Log
 from experiments import attack
 from experiments.launch import launch
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 IMAGE_SIZE = 16
 _BATCH = 32
+_LEARNING_RATE = 2e-3
+_LOG_EVERY = 500  # updates, after which the state is saved too
 CANDIDATES = 20  # members, and as many others
 METADATA = "metadata.jsonl"
 
@@ -95,9 +99,8 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     digits = _digits()
     order = np.random.default_rng(seed).permutation(len(digits.captions))
     members, heldout = digits.part(order[: size.images]), digits.part(order[size.images : 2 * size.images])
-    folder = output / "pipeline"
-    write_tokenizer(folder / "tokenizer")
-    train(folder, digits, members, size, seed)
+    write_tokenizer(output / "pipeline" / "tokenizer")
+    train(output, digits, members, size, seed)
     write_images(output / "members", members.part(np.arange(CANDIDATES, size.images)))
     write_images(output / "heldout", heldout.part(np.arange(CANDIDATES, size.images)))
     first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
@@ -105,13 +108,14 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     write_images(output / "candidates", CaptionedImages(pictures, [*first[0].captions, *first[1].captions]))
 
 
-def train(folder: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:
+def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:
     """Train the autoencoder on images and the U-Net on members, and save the pipeline beside its tokenizer."""
+    folder, states = output / "pipeline", output / "train"
     keys = jax.random.split(jax.random.key(seed), 5)
     spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
     text_spec = spec.text_encoder
     assert text_spec is not None
-    vae = train_autoencoder(spec.autoencoder, _floats(images.pictures), size.autoencoder_steps, keys[0])
+    vae = train_autoencoder(spec.autoencoder, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
     latents = jax.jit(encode(spec.autoencoder))(vae, _floats(images.pictures))
     scaled = dataclasses.replace(spec.autoencoder, scaling_factor=float(1 / jnp.std(latents)))
     spec = dataclasses.replace(spec, autoencoder=scaled)
@@ -120,7 +124,7 @@ def train(folder: pathlib.Path, images: CaptionedImages, members: CaptionedImage
     embed = jax.jit(embed_tokens(text_spec))
     condition, empty = (embed(text, tokenizer.encode(captions)) for captions in (members.captions, [""]))
     x = jax.jit(encode(spec.autoencoder))(vae, _floats(members.pictures))
-    unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2])
+    unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2], states)
     write_pipeline(folder, spec, {"unet": unet, "vae": vae, "text_encoder": text})
 
 
@@ -147,7 +151,9 @@ def model_spec(width: int, vocabulary: int) -> LatentModelSpec:
     )
 
 
-def train_autoencoder(spec: AutoencoderSpec, images: jax.Array, steps: int, key: jax.Array) -> PyTree:
+def train_autoencoder(
+    spec: AutoencoderSpec, images: jax.Array, steps: int, key: jax.Array, states: pathlib.Path
+) -> PyTree:
     """Mean squared error of the reconstruction, and a little of the posterior's distance from a standard normal."""
     to_latents, to_images = encode(spec), decode(spec)
 
@@ -157,11 +163,17 @@ def train_autoencoder(spec: AutoencoderSpec, images: jax.Array, steps: int, key:
         noisy = latents + 0.1 * jax.random.normal(key, latents.shape)
         return jnp.mean((to_images(variables, noisy) - images[pick]) ** 2) + 1e-3 * jnp.mean(latents**2)
 
-    return _train(loss, _init(spec, key), steps, 2e-3, key)
+    return _train(loss, _init(spec, key), steps, key, states / "vae")
 
 
 def train_unet(
-    spec: LatentModelSpec, x: jax.Array, condition: jax.Array, empty: jax.Array, steps: int, key: jax.Array
+    spec: LatentModelSpec,
+    x: jax.Array,
+    condition: jax.Array,
+    empty: jax.Array,
+    steps: int,
+    key: jax.Array,
+    states: pathlib.Path,
 ) -> PyTree:
     """Mean squared error of the noise on latents x, with their captions, one in ten of which is left out."""
     denoise, schedule = denoise_latents(spec), spec.schedule.build()
@@ -175,28 +187,41 @@ def train_unet(
         told = jnp.where(silent, empty, condition[pick])
         return jnp.mean((denoise(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
 
-    return _train(loss, _init(spec.denoiser, key), steps, 2e-3, key)
+    return _train(loss, _init(spec.denoiser, key), steps, key, states / "unet")
 
 
 def _train(
-    loss: Callable[[PyTree, jax.Array], jax.Array], variables: PyTree, steps: int, rate: float, key: jax.Array
+    loss: Callable[[PyTree, jax.Array], jax.Array],
+    variables: PyTree,
+    steps: int,
+    key: jax.Array,
+    directory: pathlib.Path,
 ) -> PyTree:
-    """Adam with a cosine decay; gives the average of the last updates' weights."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    """Adam with a cosine decay, its states kept in a directory; gives the average of the last updates' weights."""
+    optimiser = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
 
     @jax.jit
-    def step(state: PyTree, key: jax.Array) -> PyTree:
+    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, jax.Array]:
         variables, moments, average = state
-        gradient = jax.grad(loss)(variables, key)
+        value, gradient = jax.value_and_grad(loss)(variables, jax.random.fold_in(key, number))
         with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and integers, which strict callers forbid
             updates, moments = optimiser.update(gradient, moments)
         variables = optax.apply_updates(variables, updates)
         average = jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, average, variables)
-        return variables, moments, average
+        return (variables, moments, average), value
 
-    state = variables, optimiser.init(variables), variables
-    for one in jax.random.split(key, steps):  # in a compiled loop, convolutions on CPUs are slow
-        state = step(state, one)
+    state = jax.device_put((variables, optimiser.init(variables), variables), jax.local_devices()[0])
+    with checkpoints.TrainingCheckpoints(directory / "state") as states:
+        first = states.latest_step or 0
+        if first:
+            state, _ = states.restore(state)
+        with Log(directory, first, steps, _BATCH, silent=False) as log:
+            for number in range(first + 1, steps + 1):  # in a compiled loop, convolutions on CPUs are slow
+                state, value = step(state, jnp.uint32(number))
+                log.add(value)
+                if number % _LOG_EVERY == 0 or number == steps:
+                    log.write(number)
+                    states.save(number, state, None)
     return state[2]
 
 
