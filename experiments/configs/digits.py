@@ -6,9 +6,12 @@
 `dime_jax/shipped_models/digits` is W/model, with W/attack/results.json beside it as metrics.json. On the same machine
 training gives the same weights to the bit.
 
-Steps, network and average are chosen so that the model is a fair target: it saw each of its 898 members 428 times.
-AUC on the test half, in per cent: PIA l2 86.9, DIME central 1+1 86.8, DIME 10+1 86.4, SimA l4 85.6, SecMI 85.4, SimA-MC
-(10) of the mean vector 82.8 and of norms 62.7, Loss 66.5, crowding alone 58.3.
+It was trained until the example shows what an audit is for: 9,000 updates, in which it saw each of its 898 members 641
+times, are the first at which the rule of `experiments.stopping`, written down beforehand, was satisfied. What an
+attack achieves on it says little about models that were trained for their own sake.
+
+AUC on the test half, in per cent: DIME central 2 96.2, PIA l4 95.8, DIME 10+1 95.7, SimA l4 95.6, DIME bands 95.5,
+DIME 1+1 95.4, SecMI 93.8, SimA-MC (10) of the mean vector 93.5 and of norms 71.2, Loss 77.0, crowding alone 63.8.
 """
 
 from ml_collections.config_dict import ConfigDict
@@ -29,7 +32,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.train = train_section()
     config.train.image_shape = (8, 8, 1)
     config.train.architecture = small_unet((32, 64))
-    config.train.recipe.steps = 6000
+    config.train.recipe.steps = 9000
     config.train.recipe.batch_size = 64
     config.train.recipe.learning_rate = 1e-3
     config.train.recipe.warmup_steps = 200

@@ -1,5 +1,6 @@
-"""The model that ships: what it claims about itself, and that it is a fair target."""
+"""The model that ships: what it claims about itself, and that it remembers as much as the example needs."""
 
+import csv
 import json
 import pathlib
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import checkpoints, data, training
+from dime_jax import checkpoints, data, scoring, training
+from dime_jax.evidence import Verdict
 from experiments import train
 from experiments.configs import digits
 
@@ -46,10 +48,10 @@ def test_its_log_and_metrics_are_its_own():
     assert lines[-1]["loss"] < 0.1 < lines[0]["loss"]
     metrics = json.loads((DIRECTORY / "metrics.json").read_text())
     assert metrics["fingerprints"]["model"] == dj.load_denoiser("digits").fingerprint
-    assert 0.75 < max(row["auc"]["value"] for row in metrics["results"]) < 0.97
+    assert 0.9 < max(row["auc"]["value"] for row in metrics["results"]) < 0.99
 
 
-def test_it_is_a_fair_target(source, split):
+def test_it_remembers_many_of_its_members_and_not_all(source, split):
     model = dj.load_denoiser("digits")
     transform = data.transform_for(source, model.image_shape)
 
@@ -58,4 +60,13 @@ def test_it_is_a_fair_target(source, split):
         return np.asarray(dj.pia(model.eps_fn(), model.schedule, images, 50, p=2))
 
     auc = dj.metrics.evaluate(scores(split.member), scores(split.heldout)).auc.value
-    assert 0.75 < auc < 0.97
+    assert 0.9 < auc < 0.99
+
+
+@pytest.mark.slow  # the whole example
+def test_the_example_names_a_third_of_its_members_with_few_false_alarms(tmp_path):
+    dj.audit(dj.AuditConfig(tmp_path, options=scoring.ScoringOptions(silent=True)))
+    with open(tmp_path / "candidates.csv", newline="") as file:
+        named = [row["member"] for row in csv.DictReader(file) if row["verdict"] == Verdict.EVIDENCE]
+    assert named.count("True") >= 8
+    assert named.count("False") <= 2
