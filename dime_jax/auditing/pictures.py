@@ -7,8 +7,8 @@ from PIL import Image
 
 from dime_jax import data, evidence
 from dime_jax.auditing.images import AuditImages
-from dime_jax.data import Split
-from dime_jax.findings.arrays import BlindScores, PictureStatistics, Thumbnails
+from dime_jax.data import Halves, Split
+from dime_jax.findings.arrays import BlindScores, KnownStatistics, PictureStatistics, Thumbnails
 from dime_jax.findings.record import Sides
 from dime_jax.metrics import Estimate
 
@@ -112,6 +112,15 @@ def picture_statistics(
     readable = np.all(np.isfinite(statistics), axis=1)
     of_candidates = _statistics(images.source, images.candidates, transform)
     return PictureStatistics(of_candidates, compared[readable], statistics[readable])
+
+
+def known_statistics(
+    images: AuditImages, image_shape: tuple[int, ...], heldout: np.ndarray, halves: Halves
+) -> KnownStatistics:
+    """Statistics of the known images that adjusted p-values, and their power, are made from."""
+    transform = data.transform_for(images.source, image_shape)
+    sides = (halves.calibration.heldout, heldout, halves.test.member)
+    return KnownStatistics(*(_statistics(images.source, side, transform) for side in sides))
 
 
 def _statistics(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:

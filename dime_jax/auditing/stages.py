@@ -79,9 +79,11 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
     shape, halves = model.denoiser.image_shape, decision.halves
     reference = read_reference(config.directory, decision.label, decision.heldout, halves is not None)
     thumbnails = pictures.make_thumbnails(images, shape, reference.split, reference.scores(decision.decider))
-    statistics = None
+    statistics = known_statistics = None
     if len(images.candidates):
         statistics = pictures.picture_statistics(images, shape, decision.heldout, config.seed)
+    if len(images.candidates) and halves is not None:
+        known_statistics = pictures.known_statistics(images, shape, decision.heldout, halves)
     blind = captions = Blind(None, None)
     if halves is not None:
         blind = pictures.fit_blind_baseline(images, shape, reference.split, config.seed)
@@ -127,6 +129,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         statistics,
         blind.scores,
         captions.scores,
+        known_statistics,
     )
     return json_files.write_record(config.directory, facts, arrays)
 

@@ -3,7 +3,13 @@
 Everywhere a lower score means member. NumPy, SciPy and scikit-learn on the host; nothing here touches a model.
 """
 
-from dime_jax.evidence.adjusting import Adjustment, fit_adjustment
+from dime_jax.evidence.adjusting import (
+    Adjustment,
+    ScoredPictures,
+    adjusted_p_values,
+    fit_adjustment,
+    least_to_fit,
+)
 from dime_jax.evidence.blind import BlindBaseline, Gap, GroupsTooLarge, blind_baseline, gap_over_blind, image_statistics
 from dime_jax.evidence.blind_captions import caption_baseline, caption_form
 from dime_jax.evidence.candidates import (
@@ -11,6 +17,7 @@ from dime_jax.evidence.candidates import (
     Verdicts,
     candidate_verdicts,
     conformal_p_values,
+    power,
     smallest_p,
 )
 from dime_jax.evidence.deletion import Change, DeletionCheck, DeletionVerdict, deletion_check
@@ -42,11 +49,13 @@ __all__ = [
     "Judgement",
     "KnownScores",
     "Likeness",
+    "ScoredPictures",
     "SetTest",
     "Verdict",
     "Verdicts",
     "WitnessAuc",
     "WitnessScores",
+    "adjusted_p_values",
     "blind_baseline",
     "candidate_verdicts",
     "caption_baseline",
@@ -60,7 +69,9 @@ __all__ = [
     "gap_over_blind",
     "image_statistics",
     "judge_direction",
+    "least_to_fit",
     "likeness",
+    "power",
     "set_test",
     "smallest_p",
 ]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special, stats
 
-from dime_jax import _validate
+from dime_jax import _validate, metrics
 from dime_jax.evidence import _checks
 
 # p-values are ratios of integers and levels round numbers: p m / k and level often tie, and rounding must not decide.
@@ -61,6 +61,27 @@ def smallest_p(n_heldout: int) -> float:
     """The smallest p-value that n held-out images can give, 1/(n + 1)."""
     _validate.check_at_least(n_heldout, 1, "n_heldout")
     return 1 / (n_heldout + 1)
+
+
+def power(
+    p_values: npt.ArrayLike, level: float, groups: npt.ArrayLike | None = None, confidence: float = 0.95
+) -> metrics.Estimate:
+    """The share of known members [n] with p <= level, and Clopper-Pearson's interval given the held-out images.
+
+    With `groups` (-1 for an image on its own) the interval is that of as many independent members as vary as much
+    (`metrics.effective_size`).
+    """
+    p_values = _checks.finite_scores(p_values, "p_values")
+    _checks.fraction(level, "level")
+    _checks.fraction(confidence, "confidence")
+    share = float(np.mean(p_values <= level * (1 + _ROUNDING)))
+    n = metrics.effective_size(p_values, _checks.group_index(groups, p_values.size, "groups"))
+    tail, hits, misses = (1 - confidence) / 2, share * n, (1 - share) * n
+    return metrics.Estimate(
+        share,
+        float(special.betaincinv(hits, misses + 1, tail)) if hits else 0.0,
+        float(special.betaincinv(hits + 1, misses, 1 - tail)) if misses else 1.0,
+    )
 
 
 def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0.05) -> Verdicts:

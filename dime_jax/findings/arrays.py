@@ -23,6 +23,21 @@ class PictureStatistics:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class KnownStatistics:
+    """`evidence.image_statistics` of known images, by which scores are adjusted; NaN where unreadable.
+
+    Attributes:
+      calibration: of the calibration half's held-out images [c, k].
+      heldout: of the held-out images that candidates are compared with [n, k].
+      members: of the test half's members [m, k].
+    """
+
+    calibration: np.ndarray
+    heldout: np.ndarray
+    members: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class BlindScores:
     """The blind baseline's scores of some members and held-out images, lower for members."""
 
@@ -56,6 +71,7 @@ class AuditArrays:
       statistics: with candidates; audits of older versions have none.
       blind: with known members, where a blind baseline could be fitted.
       caption_blind: the same on captions, where the model was asked with them.
+      known_statistics: with candidates and known members; audits of older versions have none.
     """
 
     heldout: np.ndarray
@@ -66,6 +82,7 @@ class AuditArrays:
     statistics: PictureStatistics | None = None
     blind: BlindScores | None = None
     caption_blind: BlindScores | None = None
+    known_statistics: KnownStatistics | None = None
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays by their names in the file."""
@@ -81,8 +98,9 @@ class AuditArrays:
             "thumbnail_index": pictures.index,
             "thumbnails": pictures.pictures,
             **_statistics_columns(self.statistics),
-            **({} if self.blind is None else _prefixed("blind", self.blind)),
-            **({} if self.caption_blind is None else _prefixed("caption_blind", self.caption_blind)),
+            **_prefixed("blind", self.blind),
+            **_prefixed("caption_blind", self.caption_blind),
+            **_prefixed("statistics", self.known_statistics),
         }
 
     @classmethod
@@ -101,6 +119,7 @@ class AuditArrays:
             _read_statistics(columns),
             _read_blind("blind", columns),
             _read_blind("caption_blind", columns),
+            _read_known_statistics(columns),
         )
 
 
@@ -154,11 +173,19 @@ def _read_statistics(columns: Mapping[str, np.ndarray]) -> PictureStatistics | N
     return PictureStatistics(columns["candidate_statistics"], columns["compared"], columns["compared_statistics"])
 
 
-def _prefixed(prefix: str, blind: BlindScores) -> dict[str, np.ndarray]:
-    return {f"{prefix}_{field.name}": getattr(blind, field.name) for field in dataclasses.fields(blind)}
+def _prefixed(prefix: str, arrays: BlindScores | KnownStatistics | None) -> dict[str, np.ndarray]:
+    if arrays is None:
+        return {}
+    return {f"{prefix}_{field.name}": getattr(arrays, field.name) for field in dataclasses.fields(arrays)}
 
 
 def _read_blind(prefix: str, columns: Mapping[str, np.ndarray]) -> BlindScores | None:
     if f"{prefix}_member_scores" not in columns:
         return None
     return BlindScores(*(columns[f"{prefix}_{field.name}"] for field in dataclasses.fields(BlindScores)))
+
+
+def _read_known_statistics(columns: Mapping[str, np.ndarray]) -> KnownStatistics | None:
+    if "statistics_calibration" not in columns:
+        return None
+    return KnownStatistics(*(columns[f"statistics_{field.name}"] for field in dataclasses.fields(KnownStatistics)))

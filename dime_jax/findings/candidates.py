@@ -9,6 +9,7 @@ from dime_jax import evidence, pipeline
 from dime_jax.data.variations import ORIGINAL, VARIATIONS
 from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, SetTest, Verdict
 from dime_jax.findings import withholding
+from dime_jax.findings.adjusted import Adjusted, adjust
 from dime_jax.findings.facts import RunFacts
 from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Truth
@@ -35,6 +36,7 @@ class _Judged:
     withheld: str | None
     set_withheld: str | None
     p_values: np.ndarray
+    adjusted: Adjusted
     verdicts: evidence.Verdicts
     reasons: Sequence[str]
     counted: np.ndarray  # in the test of the set
@@ -82,6 +84,7 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
         withheld,
         withheld or withholding.too_few_answers(np.isfinite(scores)),
         p_values,
+        adjust(record, p_values, withheld),
         evidence.candidate_verdicts(p_values, len(heldout), settings.level),
         withholding.reasons(withheld, problems, comparable),
         np.isfinite(scores) & (comparable | (withheld is not None)),
@@ -127,6 +130,7 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
             member=bool(truth[place]) if len(truth) else None,
             reason=judged.reasons[place],
             note=notes.get(id, ""),
+            p_adjusted=_finite(judged.adjusted.p_values[place]),
         )
         for place, id in enumerate(judged.ids)
     ]
@@ -156,6 +160,7 @@ def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> Candi
         else LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
         truth=_against_truth(verdicts.rejected, truth) if len(truth) else None,
         warnings=tuple(_warnings(judged, set_test, grouped_by_user=record.facts.settings.groups is not None)),
+        adjusted=judged.adjusted.found,
     )
 
 

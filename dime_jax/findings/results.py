@@ -140,6 +140,36 @@ class Truth:
     false_alarms: int
 
 
+@dataclasses.dataclass(frozen=True)
+class PowerAt:
+    """The shares of known members with p <= level, by plain and by adjusted p-values; intervals hold for these held-out
+    images.
+    """
+
+    level: float
+    plain: Estimate
+    adjusted: Estimate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdjustedFound:
+    """Adjusted p-values: ranks among held-out images after what the picture alone explains of a score.
+
+    Attributes:
+      missing: why there are none; "" where there are.
+      fitted_to: how many held-out images of the calibration half say what a picture explains.
+      heldout: with how many held-out images candidates are compared.
+      members: how many members of the test half the power is counted on.
+      power: at each level that so many held-out images can reach; none where it is not known.
+    """
+
+    missing: str
+    fitted_to: int = 0
+    heldout: int = 0
+    members: int = 0
+    power: tuple[PowerAt, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CandidatesFound:
     """All candidates together; candidates.csv has a line for each.
@@ -162,6 +192,7 @@ class CandidatesFound:
       likeness: as pictures; None for audits of older versions.
       truth: where that is known.
       warnings: for the reader.
+      adjusted: p-values beside the plain ones, for the reader alone; None in results of older versions.
     """
 
     count: int
@@ -181,6 +212,7 @@ class CandidatesFound:
     likeness: LikenessFound | None
     truth: Truth | None
     warnings: tuple[str, ...]
+    adjusted: AdjustedFound | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,6 +276,7 @@ class CandidateRow:
       member: whether it is one, where that is known.
       reason: why it got no p-value; "" where it got one.
       note: of which other image it is a copy.
+      p_adjusted: its rank among held-out images of like complexity, see `AdjustedFound`; the verdict does not use it.
     """
 
     id: str
@@ -256,6 +289,7 @@ class CandidateRow:
     member: Absent[bool] = None
     reason: str
     note: str = ""
+    p_adjusted: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

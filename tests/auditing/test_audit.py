@@ -83,6 +83,20 @@ def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, dir
     assert result.results["candidates"]["heldout"] == len(halves.test.heldout) == 60
 
 
+def test_the_page_shows_adjusted_p_values_and_the_power_of_both(result, directory):
+    page = result.report.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert page.count("adjusted p</button>") == 1
+    assert all(f'data-sort="{row["p_adjusted"]}">{float(row["p_adjusted"]):.3g}</td>' in page for row in rows)
+    (at,) = result.findings.candidates.adjusted.power  # 60 held-out images do not reach 1 %
+    plain, adjusted = (
+        f"{100 * p.value:.1f} % ({100 * p.low:.1f} to {100 * p.high:.1f})" for p in (at.plain, at.adjusted)
+    )
+    assert f"Of the 60 known members of the test half, p ≤ 0.05 finds {plain} by plain and {adjusted} by adj" in page
+    assert "Verdicts and q-values are those of the plain ones" in page
+
+
 def test_the_calibration_half_chooses_who_decides(result, directory):
     frozen = [one for one in pipeline.read_calibrations(directory) if one.attack != "level_only"]  # not asked for
     best = max(frozen, key=lambda one: one.auc)
@@ -253,6 +267,8 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     halves = pipeline.read_halves(tmp_path)
     reference = json_files.read_record(tmp_path).arrays.heldout
     assert results["candidates"]["heldout"] == len(reference) == 100
+    missing = results["candidates"]["adjusted"]["missing"]
+    assert missing == "they take 36 held-out images in the calibration half, and it has 20"
     assert not set(reference) & set(halves.calibration.heldout)
     assert set(halves.test.heldout) < set(reference)
     # Twelve candidates at 1 % need 1,199 held-out images for one alone.
@@ -289,6 +305,9 @@ def test_candidates_of_another_kind_get_no_verdict(tmp_path):
     found = result.results["candidates"]
     assert found["likeness"]["set_unlike"]
     assert (found["evidence"], found["cannot_tell"], found["set_test"]) == (0, 24, None)
+    assert found["adjusted"]["missing"] == "no p-value is given on any candidate"
+    with open(tmp_path / "candidates.csv", newline="", encoding="utf-8") as file:
+        assert {(row["p_value"], row["p_adjusted"]) for row in csv.DictReader(file)} == {("", "")}
     assert "a different kind of picture" in " ".join(result.results["headline"]["alarms"])
     assert "unlike the held-out images" in result.results["headline"]["candidates"]
     assert "a different kind of picture" in result.report.read_text(encoding="utf-8")
@@ -372,6 +391,9 @@ def test_without_known_members_theory_weights_decide(tmp_path):
     assert results["candidates"]["evidence"] == 6
     assert results["headline"]["answer"] == "6 of 12 candidates show evidence of membership."
     assert "finding nothing means little" in results["headline"]["detail"]
+    with open(tmp_path / "candidates.csv", newline="", encoding="utf-8") as file:
+        assert [row["p_adjusted"] for row in csv.DictReader(file)] == [""] * 12
+    assert results["candidates"]["adjusted"]["missing"].startswith("without known members")
     assert auditing.report(tmp_path).results == results
 
 

@@ -1,5 +1,6 @@
 """An audit that an earlier version finished still opens, and says what that version did not look at."""
 
+import csv
 import pathlib
 import shutil
 
@@ -23,6 +24,10 @@ def test_it_opens_and_says_what_was_not_checked(older):
     assert result.results["model_check"] is None
     assert "fraction_used" not in result.results
     assert any("without digests" in warning for warning in result.results["warnings"])
+    with open(older / "candidates.csv", newline="", encoding="utf-8") as file:
+        assert [row["p_adjusted"] for row in csv.DictReader(file)] == [""] * 6
+    assert result.findings.candidates.adjusted.missing.startswith("an audit of an older version")
+    assert "There are no adjusted p-values: an audit of an older" in result.report.read_text(encoding="utf-8")
     assert "Direction not checked" in result.report.read_text(encoding="utf-8")
     # The verdicts are those of the version that made it.
     assert (result.results["candidates"]["count"], result.results["candidates"]["evidence"]) == (6, 0)

@@ -58,6 +58,17 @@ def test_held_out_images_are_given_the_same_chances(result, directory, rows):
     np.testing.assert_allclose([float(row["p_value"]) for row in rows], evidence.conformal_p_values(best, heldout))
 
 
+def test_adjusted_p_values_compare_best_with_best(result, directory, rows):
+    record, found = json_files.read_record(directory), result.findings.candidates.adjusted
+    known, (scores, heldout) = record.arrays.known_statistics, record.varied()
+    adjust = evidence.fit_adjustment(record.calibration_scores().heldout, known.calibration)
+    expected = evidence.conformal_p_values(
+        adjust(scores.best, record.arrays.statistics.candidates), adjust(heldout.best, known.heldout)
+    )
+    np.testing.assert_allclose([float(row["p_adjusted"]) for row in rows], expected)
+    assert (found.missing, found.members, found.power) == ("", 0, ())  # no variations of members were asked about
+
+
 def test_queries_and_digests_count_the_variations(result, directory):
     record = json_files.read_record(directory)
     decider, pictures = record.decider, len(record.arrays.heldout) + len(CANDIDATES)
