@@ -167,10 +167,15 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
         architecture = guided.setting_from_flags(_GUIDED_FLAGS).architecture
         contents: object = _random_state(guided.DIALECT, architecture, rng)
     else:
-        raw = _random_state(secmi.DIALECT, _DDPM, rng)
-        ema = _random_state(secmi.DIALECT, _DDPM, rng)
-        contents = {"net_model": raw, "ema_model": ema, "step": 0, "x_T": np.zeros((1, 3, 32, 32), np.float32)}
+        contents = secmi_contents(rng, image_size=32)
     torch_writer.write_zip(directory / CHECKPOINT, contents)
+
+
+def secmi_contents(rng: np.random.Generator, image_size: int) -> dict[str, object]:
+    """What a file of pytorch-ddpm holds, for a very small network of random weights."""
+    raw, ema = (_random_state(secmi.DIALECT, _DDPM, rng) for _ in range(2))
+    x = np.zeros((1, 3, image_size, image_size), np.float32)
+    return {"net_model": raw, "ema_model": ema, "step": 0, "x_T": x}
 
 
 def _random_state(

@@ -11,11 +11,21 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
+from checkpoints_convert import torch_writer
 from dime_jax import auditing, cli
 from dime_jax._flags import underscored
 from dime_jax.report import html
+from experiments import generated
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+@pytest.fixture(scope="module")
+def secmi(tmp_path_factory):
+    """A checkpoint of pytorch-ddpm with a network that compiles quickly; beside it the bare EMA weights alone."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    contents = generated.secmi_contents(np.random.default_rng(0), image_size=16)
+    torch_writer.write_zip(directory / "bare.pt", contents["ema_model"])
+    torch_writer.write_zip(directory / "secmi.pt", contents)
+    return directory / "secmi.pt"
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +40,10 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def audit_command(images, tmp_path_factory):
-    checkpoint = str(GOLDEN / "ddpm_secmi.pt")
+def audit_command(secmi, images, tmp_path_factory):
     arguments = [part for name, file in images.items() for part in (f"--{name}", file)]
     output = ["--output", str(tmp_path_factory.mktemp("out") / "audit")]
-    return ["audit", "--model", checkpoint, *arguments, *output, "--attacks", "sima_l4", "--quiet"]
+    return ["audit", "--model", str(secmi), *arguments, *output, "--attacks", "sima_l4", "--quiet"]
 
 
 def test_an_audit_converts_prints_its_answer_and_where_the_report_is(audit_command, capsys):
@@ -46,14 +55,14 @@ def test_an_audit_converts_prints_its_answer_and_where_the_report_is(audit_comma
     assert "SimA" in printed
     results = json.loads((report.parent / "results.json").read_text())
     assert results["headline"]["answer"] in printed
-    assert results["model"]["origin"].startswith("converted from ddpm_secmi.pt, kept in model-")
+    assert results["model"]["origin"].startswith("converted from secmi.pt, kept in model-")
     assert "\x1b" not in printed  # no colours when this is not a terminal
 
 
 def test_it_is_not_converted_again_and_prints_json(audit_command, capsys):
     assert cli.main([*audit_command, "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert results["model"]["origin"].startswith("converted from ddpm_secmi.pt before")
+    assert results["model"]["origin"].startswith("converted from secmi.pt before")
 
 
 def test_no_gate_passes_a_network_of_random_weights(audit_command, capsys, monkeypatch):
@@ -85,9 +94,9 @@ def test_without_images_the_shipped_model_is_audited(tmp_path, capsys, monkeypat
     assert "unknown 'sima@1'" in capsys.readouterr().err
 
 
-def test_one_model_is_no_deletion(images, tmp_path, capsys):
+def test_one_model_is_no_deletion(secmi, images, tmp_path, capsys):
     roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "2", "--quiet"]
-    models = ["--before", str(GOLDEN / "ddpm_secmi.pt"), "--after", str(GOLDEN / "ddpm_secmi.pt")]
+    models = ["--before", str(secmi), "--after", str(secmi)]
     assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2
     assert "expected two different models" in capsys.readouterr().err
 
@@ -136,9 +145,9 @@ def test_help_is_quick():
     assert done.stdout.endswith("False\n")
 
 
-def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
+def test_a_checkpoint_is_converted_and_looked_at(secmi, tmp_path, capsys):
     model, check = tmp_path / "model", tmp_path / "check"
-    assert cli.main(["convert", "--source", str(GOLDEN / "ddpm_secmi.pt"), "--output", str(model)]) == 0
+    assert cli.main(["convert", "--source", str(secmi), "--output", str(model)]) == 0
     assert "weights: ema" in capsys.readouterr().out
     arguments = ["models", "check", str(model), "--images", "digits", "--count", "2", "--output", str(check)]
     assert cli.main(arguments) == 0
@@ -146,9 +155,9 @@ def test_a_checkpoint_is_converted_and_looked_at(tmp_path, capsys):
     assert (check / "samples.png").stat().st_size > 0
 
 
-def test_every_command_opens_what_needs_conversion(tmp_path, capsys):
+def test_every_command_opens_what_needs_conversion(secmi, tmp_path, capsys):
     """Without the image size, which this file does not hold, each asks for it; with it, each goes on."""
-    checkpoint, other = (str(GOLDEN / name) for name in ("ddpm_secmi_bare_legacy.pt", "ddpm_secmi.pt"))
+    checkpoint, other = str(secmi.parent / "bare.pt"), str(secmi)
     members, heldout = (str(tmp_path / f"{name}.npz") for name in ("members", "heldout"))
     pixels = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
     np.savez(members, images=pixels[:24])
@@ -165,7 +174,7 @@ def test_every_command_opens_what_needs_conversion(tmp_path, capsys):
     for command in commands:
         assert cli.main(command) == 2, command
         error = capsys.readouterr().err
-        assert "ddpm_secmi_bare_legacy.pt: expected --image_size" in error
+        assert "bare.pt: expected --image_size" in error
         assert error.count("\n") == 1
     inferred = "noise schedule: linear from 0.0001 to 0.02, 1000 steps (by convention of pytorch-ddpm"
     for command in commands[:4]:
@@ -258,9 +267,9 @@ def test_what_is_asked_for_is_checked_before_any_model_or_image_is_opened(
     assert_refused(arguments, message, capsys)
 
 
-def test_stages_run_one_by_one(tmp_path, capsys):
+def test_stages_run_one_by_one(secmi, tmp_path, capsys):
     model, run = str(tmp_path / "model"), str(tmp_path / "run")
-    assert cli.main(["convert", "--source", str(GOLDEN / "ddpm_secmi.pt"), "--output", model]) == 0
+    assert cli.main(["convert", "--source", str(secmi), "--output", model]) == 0
     images = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "members.npz", images=images[:12])
     np.savez(tmp_path / "heldout.npz", images=images[12:])

@@ -4,7 +4,7 @@
 
 The autoencoder learns from all digits, the U-Net from the members alone, each with its caption ("the digit three"); the
 text encoder keeps its random weights, as Stable Diffusion's keeps those it came with. "laptop" trains the U-Net for
-8,000 updates, 850 passes over its images, "smoke" for 600.
+2,000 updates, 213 passes over its images, "smoke" for 600.
 """
 
 from ml_collections.config_dict import ConfigDict
@@ -27,7 +27,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.train = ConfigDict()  # fields of `experiments.latent_study.Size`
     config.train.images = 300
     config.train.autoencoder_steps = 1500
-    config.train.unet_steps = 8000
+    config.train.unet_steps = 2000
     config.train.width = 64
 
     config.attack = attack_section()
