@@ -231,8 +231,7 @@ def _costs(run: _Run, halves: Halves) -> thrift.Costs:
 
 def _keep(directory: pathlib.Path) -> None:
     """Choose the settings that the whole calibration half is asked at; writes pilot.json, once."""
-    if (directory / _PILOT).exists():
-        read_thrift(directory)  # raises if it is damaged
+    if (directory / _PILOT).exists():  # whoever reads it checks it
         return
     run, halves = _read_run(directory), read_halves(directory)
     table, split = score_table.read_table(directory / "pilot"), thrift.pilot(halves.calibration, run.seed)
