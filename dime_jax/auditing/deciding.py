@@ -58,7 +58,7 @@ def decide(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> Deci
 
 
 def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> tuple[Choice, data.Halves]:
-    """Score one half with the whole grid, freeze every attack, and choose the one that decides."""
+    """Score one half with the grid, freeze every attack, and choose the one that decides."""
     sizes = config.sizes()
     halves = data.halves(
         images.split,
@@ -70,7 +70,7 @@ def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> 
     )
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    pipeline.begin(config.directory, jobs, halves, config.seed)
+    pipeline.begin(config.directory, jobs, halves, config.seed, thrifty=config.thrifty)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
     frozen = pipeline.calibrate_run(config.directory)
     direction = pipeline.read_direction(config.directory, ["calibration"])

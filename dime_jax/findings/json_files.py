@@ -28,7 +28,9 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
-    run = ["run.json", "halves.npz", "calibration.json", *pipeline.MANIFESTS.values()] if facts.images.members else []
+    run = []
+    if facts.images.members:
+        run = [*pipeline.calibration_files(directory), "calibration.json", pipeline.MANIFESTS["test"]]
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
@@ -108,7 +110,7 @@ def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates:
     if (directory / model_check.FILE).is_file():  # comparisons of older versions have none
         files.append(model_check.FILE)
     if found.facts.theory_setting is None:
-        files += ["run.json", "halves.npz", "calibration.json", pipeline.MANIFESTS["calibration"]]
+        files += [*pipeline.calibration_files(directory), "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
 
