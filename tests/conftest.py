@@ -23,6 +23,10 @@ import jax
 import pytest
 
 import dime_jax as dj
+from dime_jax.scoring import micro_batch
+
+# Tests have few images, and most of a full-size batch would be padding.
+_FULL_SIZE, micro_batch._CPU_IMAGES = micro_batch._CPU_IMAGES, 2
 
 # The same examples in every run, and no time limit on a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -51,6 +55,12 @@ class Failing:
         if self.calls in self.errors:
             raise self.errors[self.calls]
         return self.fn(*arguments)
+
+
+@pytest.fixture
+def full_size_batches(monkeypatch):
+    """The default micro-batch as users have it."""
+    monkeypatch.setattr(micro_batch, "_CPU_IMAGES", _FULL_SIZE)
 
 
 @pytest.fixture
