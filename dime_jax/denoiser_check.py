@@ -202,6 +202,7 @@ class _Check:
     def __init__(self, denoiser: Denoiser, x: jax.Array, condition: PyTree, batch_draws: draws.Draws, ask: Ask):
         self.denoiser, self.x, self.condition, self.draws, self.ask = denoiser, x, condition, batch_draws, ask
         self.as_given = _Question("as given", "", denoiser, denoiser.schedule)
+        self.noises: dict[float, jax.Array] = {}
         self.answers: dict[float, np.ndarray] = {}
         self.calls = 0
 
@@ -297,7 +298,10 @@ class _Check:
         return int(fraction * (self.denoiser.schedule.num_steps - 1))
 
     def _draw(self, fraction: float) -> jax.Array:
-        return self.draws.gaussian(_FRACTIONS.index(fraction), self.x)
+        """The noise of a timestep, the same for every question."""
+        if fraction not in self.noises:
+            self.noises[fraction] = self.draws.gaussian(_FRACTIONS.index(fraction), self.x)
+        return self.noises[fraction]
 
     def _noised(self, question: _Question, fraction: float) -> jax.Array:
         return question.schedule.noised(jnp.asarray(question.images(self.x)), self._draw(fraction), self._t(fraction))
