@@ -11,13 +11,14 @@ BIN := $(VENV)/bin
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
+# The lock is complete: nothing is resolved again, so that a new release of something cannot get in the way.
 # The stamp carries the Python version, so that another PYTHON gets a fresh environment.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dime_jax needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	@ls $(STAMP) >/dev/null 2>&1 || rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
