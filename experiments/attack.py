@@ -134,6 +134,7 @@ def halves_of(config: ConfigDict, study: Study) -> data.Halves:
         groups=study.source.identities if attack.halves == "by_id" else None,
         calibration_size=attack.calibration_size,
         test_size=attack.test_size,
+        calibration_share=attack.calibration_share,
     )
 
 

@@ -6,6 +6,7 @@ sources that kept the published order, and no person or duplicate ends up on bot
 
 import dataclasses
 import hashlib
+import math
 import os
 import random
 from collections.abc import Sequence
@@ -175,12 +176,13 @@ def halves(
     groups: np.ndarray | None = None,
     calibration_size: int | None = None,
     test_size: int | None = None,
+    calibration_share: float = 0.5,
 ) -> Halves:
     """Cut members and held-out images into a calibration and a test half.
 
     mode="by_id" orders images by a hash of (seed, id): the same image gets the same half however the source is ordered.
-    A group never lies on both sides. Group sizes permitting, the sides differ by at most one member and one held-out
-    image; an odd one goes to the test half.
+    A group never lies on both sides. Group sizes permitting, the sides have the shares that are asked for, to less than
+    one member and one held-out image; an odd one goes to the test half.
 
     mode="as_published" permutes members and then held-out images by index with one default_rng(seed) and cuts them at
     n // 2, as the authors do (seed 0; 2025 for ImageNet). It knows no groups.
@@ -193,10 +195,15 @@ def halves(
       groups: int [n], the group of each image of the source, ALONE (-1) for none: see `groups`.
       calibration_size: at most so many members and so many held-out images in the calibration half, drawn from it.
       test_size: the same for the test half.
+      calibration_share: of the members, and of the held-out images, that go to the calibration half, with mode "by_id".
     """
     _validate.check_choice(mode, MODES, "mode")
+    if not 0 < calibration_share < 1:
+        raise ValueError(f"expected 0 < calibration_share < 1, got {calibration_share}")
     if mode == "by_id":
-        return _halves_by_id(split, ids, seed, groups, calibration_size, test_size)
+        return _halves_by_id(split, ids, seed, groups, calibration_size, test_size, calibration_share)
+    if calibration_share != 0.5:
+        raise ValueError(f"mode as_published halves: expected calibration_share=0.5, got {calibration_share}")
     if groups is not None:
         raise ValueError("mode as_published permutes by index and cannot keep groups together: expected groups=None")
     rng = np.random.default_rng(seed)
@@ -217,13 +224,14 @@ def _halves_by_id(
     groups: np.ndarray | None,
     calibration_size: int | None,
     test_size: int | None,
+    calibration_share: float,
 ) -> Halves:
     rows = np.concatenate([split.member, split.heldout])
     heldout = np.arange(len(rows)) >= len(split.member)
     keys = np.array([_hash(seed, ids[row]) for row in rows], np.uint64)
     groups = np.full(len(ids), ALONE) if groups is None else np.asarray(groups)
     _validate.check_shape(groups, (len(ids),), "groups")
-    calibrates = _choose_sides(heldout, keys, groups[rows])
+    calibrates = _choose_sides(heldout, keys, groups[rows], calibration_share)
 
     def half(side: bool, size: int | None) -> Split:
         chosen = [np.flatnonzero((calibrates == side) & (heldout == kind)) for kind in (0, 1)]
@@ -232,20 +240,21 @@ def _halves_by_id(
     return Halves(half(True, calibration_size), half(False, test_size))
 
 
-def _choose_sides(heldout: np.ndarray, keys: np.ndarray, group: np.ndarray) -> np.ndarray:
+def _choose_sides(heldout: np.ndarray, keys: np.ndarray, group: np.ndarray, share: float) -> np.ndarray:
     """Which rows calibrate, bool [n], by their keys and groups alone, members and held-out rows balanced apart."""
     calibrates = np.zeros(len(keys), bool)
     alone = np.ones(len(keys), bool)
-    surplus = np.zeros(2, np.int64)  # calibration minus test, of members and of held-out rows
-    for rows in _rows_by_group(group, keys):  # each to the side that has less so far
+    surplus = np.zeros(2)  # that calibrate beyond their share, of members and of held-out rows
+    for rows in _rows_by_group(group, keys):  # each to the side that lacks more so far
         size = np.bincount(heldout[rows].astype(np.int64), minlength=2)
-        calibrates[rows] = side = np.sum((surplus + size) ** 2) < np.sum((surplus - size) ** 2)
-        surplus += size if side else -size
+        with_them, without = surplus + (1 - share) * size, surplus - share * size
+        calibrates[rows] = side = np.sum(with_them**2) < np.sum(without**2)
+        surplus = with_them if side else without
         alone[rows] = False
     for kind in (0, 1):  # rows without a group even out what is left
         single = np.flatnonzero(alone & (heldout == kind))
         single = single[np.argsort(keys[single], kind="stable")]
-        calibrates[single[: max(0, (len(single) - surplus[kind]) // 2)]] = True
+        calibrates[single[: max(0, math.floor(share * len(single) - surplus[kind]))]] = True
     return calibrates
 
 

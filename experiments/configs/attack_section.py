@@ -35,6 +35,7 @@ def attack_section() -> ConfigDict:
     attack.image_shape = (32, 32, 3)  # of the closed form; other models know theirs
     attack.transform = ""  # instead of the source's own pipeline
     attack.halves = "by_id"  # or "as_published", the authors' permutation
+    attack.calibration_share = 0.5  # of members and held-out images, for "by_id"; the rest is for testing
     attack.seed = placeholder(int)  # of the attacks' noises and probes; config.seed if unset
     attack.calibration_size = placeholder(int)  # members, and as many held-out images; the whole half if unset
     attack.test_size = placeholder(int)

@@ -74,7 +74,8 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.train.recipe.steps = 9400
         config.train.snapshot_every = 1000
         config.attack.budgets = (2, 11)
-        config.attack.calibration_size, config.attack.test_size = 200, 300
+        config.attack.calibration_share = 0.4  # 200 members of 500, and 300 to test
+        config.attack.calibration_size = config.attack.test_size = None
         config.attack.grids = ConfigDict({"all": {"t": (20, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)}})
     if variant == "smoke":
         smoke(config)

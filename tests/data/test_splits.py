@@ -220,6 +220,40 @@ def test_by_id_halves_without_groups_are_exact(members, heldout, seed):
     assert (len(halves.calibration.member), len(halves.calibration.heldout)) == (members // 2, heldout // 2)
 
 
+@given(grouped_splits(), st.sampled_from([0.1, 0.4, 0.5, 0.75]), st.integers(0, 9))
+def test_shares_are_kept_as_far_as_groups_allow(case, share, seed):
+    n, split, groups = case
+    halves = data.halves(split, source_of(n).ids, seed=seed, groups=groups, calibration_share=share)
+    assert not len(data.shared_groups(groups, rows(halves.calibration), rows(halves.test)))
+    free = data.halves(split, source_of(n).ids, seed=seed, calibration_share=share)
+    for side in ("member", "heldout"):
+        whole = len(getattr(split, side))
+        assert len(getattr(halves.calibration, side)) + len(getattr(halves.test, side)) == whole
+        assert 0 <= share * whole - len(getattr(free.calibration, side)) < 1
+        if not np.any(groups != ALONE):
+            np.testing.assert_array_equal(getattr(free.test, side), getattr(halves.test, side))
+
+
+def test_groups_go_to_the_side_that_lacks_more_of_its_share():
+    groups = np.repeat(np.arange(10), 4)
+    for seed in range(20):
+        halves = data.halves(
+            data.Split(np.arange(40), []), source_of(40).ids, groups=groups, seed=seed, calibration_share=0.3
+        )
+        assert (len(halves.calibration.member), len(halves.test.member)) == (12, 28)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
+def test_a_share_is_between_nothing_and_all(share):
+    with pytest.raises(ValueError, match="expected 0 < calibration_share < 1"):
+        data.halves(data.Split([0], [1]), ["a", "b"], calibration_share=share)
+
+
+def test_the_authors_halves_are_halves():
+    with pytest.raises(ValueError, match=r"halves: expected calibration_share=0\.5, got 0\.4"):
+        data.halves(data.Split([0], [1]), ["a", "b"], mode="as_published", calibration_share=0.4)
+
+
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=9), st.integers(0, 9))
 def test_groups_are_placed_largest_first_each_where_it_evens_out_most(sizes, seed):
     groups = np.repeat(np.arange(len(sizes)), sizes)
