@@ -133,7 +133,8 @@ def to_section(numbers: TrainingProgress, picture: str) -> str:
             f"## When does memorisation become visible? ({numbers.study})\n",
             f"Training loss, and AUC of SimA (l4) with one query at timesteps fixed in advance, on {images} images of "
             "the calibration half (`experiments.progress`). Updates from which on the interval stays above 50 %: "
-            f"{seen}.\n",
+            f"{seen}. An AUC that is away from 50 % from the start shows how the pictures of the two sets differ; "
+            "what rises is memory.\n",
             f"![loss and AUC over updates]({picture})\n",
             markdown.table(["updates", "training loss", *(f"AUC, t = {t}" for t in times), "model"], rows),
         ]
