@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -65,7 +66,8 @@ def test_it_remembers_many_of_its_members_and_not_all(source, split):
 
 @pytest.mark.slow  # the whole example
 def test_the_example_names_a_third_of_its_members_with_few_false_alarms(tmp_path):
-    dj.audit(dj.AuditConfig(tmp_path, options=scoring.ScoringOptions(silent=True)))
+    options = scoring.ScoringOptions(silent=True, devices=jax.local_devices()[:1])
+    dj.audit(dj.AuditConfig(tmp_path, options=options))
     with open(tmp_path / "candidates.csv", newline="") as file:
         named = [row["member"] for row in csv.DictReader(file) if row["verdict"] == Verdict.EVIDENCE]
     assert named.count("True") >= 8
