@@ -4,7 +4,7 @@
     RUN/model_check.json            whether the model is a denoiser at all, if that was checked   `model_check`
     RUN/pilot/, RUN/pilot.json      if thrifty: part of the calibration half over the whole grid,
                                     and the settings that are kept after that (`thrift`)          score
-    RUN/calibration/                score table of the calibration half, over the whole grid      score
+    RUN/calibration/                score table of the calibration half, over the grid or what is kept  score
     RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
@@ -236,7 +236,7 @@ def _keep(directory: pathlib.Path) -> None:
     run, halves = _read_run(directory), read_halves(directory)
     table, split = score_table.read_table(directory / "pilot"), thrift.pilot(halves.calibration, run.seed)
     rows, witness, costs = thrift.rows_of(_jobs(run.jobs)), _jobs(run.witness), _costs(run, halves)
-    ranked = thrift.rank(rows, table.schedule, lambda job: _pair(table, job, split))
+    ranked = thrift.rank(rows, table.schedule, lambda job: term_pair(table, job, split))
     kept = thrift.keep(ranked, rows, witness, costs.most)
     half = halves.calibration
     queries = make_plan([*kept, *witness], table.schedule).queries_per_image * (len(half.member) + len(half.heldout))
@@ -257,7 +257,7 @@ def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HA
     for half in halves if witness else ():
         table = score_table.read_table(directory / half)
         for job in witness:
-            pair = _pair(table, job, getattr(splits, half))
+            pair = term_pair(table, job, getattr(splits, half))
             scores.append(evidence.WitnessScores(half, int(job.setting["t"]), pair.member[0], pair.heldout[0]))
     return evidence.judge_direction(scores, looks=len(witness) * len(HALVES))
 
@@ -270,7 +270,7 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
     for job in jobs:
         rows.setdefault(key(job), []).append(job)
     return [
-        calibrate(row[0].attack, schedule, [job.setting for job in row], [_pair(table, job, split) for job in row])
+        calibrate(row[0].attack, schedule, [job.setting for job in row], [term_pair(table, job, split) for job in row])
         for row in rows.values()
     ]
 
@@ -308,7 +308,7 @@ def evaluation(
     split = read_halves(directory).test
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
-        pair = _pair(table, frozen_job(frozen), split)
+        pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         grouped = (None, None) if groups is None else _groups(table, frozen_job(frozen), split, groups)
         outcome = evaluate(frozen, pair, fprs, confidence, seed, grouped)
@@ -401,14 +401,14 @@ def _read_run(directory: pathlib.Path) -> _Run:
     return _records.parse(_Run, _read_sealed(path).check().contents, str(path))
 
 
-def _pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
+def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     """Terms of the images with a finite answer, members and held-out images apart."""
     terms = table.terms(job)
     return TermPair(*(terms[:, usable] for usable in _usable(table, job, split)))
 
 
 def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The groups of the images of `_pair`."""
+    """The groups of the images of `term_pair`."""
     member, heldout = _usable(table, job, split)
     return groups[table.index[member]], groups[table.index[heldout]]
 

@@ -77,25 +77,27 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
       config_file: where the config came from, for the record.
     """
     workdir = pathlib.Path(workdir)
-    on_first_process(lambda: None if _is_made(workdir) else make(workdir, Size(**config.train), config.seed))
+    on_first_process(lambda: make(workdir, Size(**config.train), config.seed))
     located = ConfigDict(config)
     located.data.source, located.data.heldout = f"folder:{workdir / 'members'}", f"folder:{workdir / 'heldout'}"
     located.attack.model = str(workdir / "pipeline")
     return attack.run(located, workdir, config_file)
 
 
-def _is_made(workdir: pathlib.Path) -> bool:
-    return (workdir / "candidates" / METADATA).is_file()  # written last
-
-
 def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
-    """Train and save the pipeline, and save the images.
+    """Train and save the pipeline, and save the images; what is there is kept.
 
     Args:
       output: where the folders go.
       size: how much is trained.
       seed: of the split and of everything random in training.
+
+    Raises:
+      ValueError: if another size or seed was begun there.
     """
+    _begin(output / "train" / "run.json", {**size._asdict(), "seed": seed})
+    if (output / "candidates" / METADATA).is_file():  # written last
+        return
     digits = _digits()
     order = np.random.default_rng(seed).permutation(len(digits.captions))
     members, heldout = digits.part(order[: size.images]), digits.part(order[size.images : 2 * size.images])
@@ -106,6 +108,15 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
     pictures = np.concatenate([side.pictures for side in first])
     write_images(output / "candidates", CaptionedImages(pictures, [*first[0].captions, *first[1].captions]))
+
+
+def _begin(path: pathlib.Path, facts: Mapping[str, object]) -> None:
+    """Write down what is trained; another training in the same place is refused."""
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else facts
+    if there != facts:
+        raise ValueError(f"{path.parent} holds another training, expected the same: {there} -> {dict(facts)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_json(path, facts)
 
 
 def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:

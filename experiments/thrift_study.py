@@ -15,7 +15,6 @@ import numpy as np
 from absl import flags
 
 from dime_jax import metrics, pipeline, thrift
-from dime_jax.attacks.rules import TermPair
 from dime_jax.calibration import Calibration, calibrate
 from dime_jax.data import Split
 from dime_jax.findings.frozen import best_calibrated
@@ -31,20 +30,13 @@ class GridTerms(NamedTuple):
     rows: list[list[thrift.PricedJob]]
     witness: list[planning.Job]
 
-    def pair(self, job: planning.Job, split: Split) -> TermPair:
-        """The terms of some images, without those that have no finite answer."""
-        terms = self.table.terms(job)
-        finite = np.isfinite(terms).all(axis=0)
-        member, heldout = (finite & np.isin(self.table.index, side) for side in (split.member, split.heldout))
-        return TermPair(terms[:, member], terms[:, heldout])
-
     def calibrate(self, job: planning.Job, split: Split) -> Calibration:
         """One setting, frozen on these images."""
-        return calibrate(job.attack, self.table.schedule, [job.setting], [self.pair(job, split)])
+        return calibrate(job.attack, self.table.schedule, [job.setting], [pipeline.term_pair(self.table, job, split)])
 
     def judge(self, frozen: Calibration, split: Split) -> float:
         """AUC on these images."""
-        pair = self.pair(pipeline.frozen_job(frozen), split)
+        pair = pipeline.term_pair(self.table, pipeline.frozen_job(frozen), split)
         return metrics.auc(frozen.score(pair.member), frozen.score(pair.heldout))
 
 
@@ -93,7 +85,7 @@ def replay(terms: GridTerms, seed: int) -> Replay:
     jobs = [one.job for row in terms.rows for one in row]
     costs = thrift.costs(jobs, terms.witness, images, pilot_images)
     thrift.check_possible(costs)
-    ranked = thrift.rank(terms.rows, terms.table.schedule, lambda job: terms.pair(job, pilot))
+    ranked = thrift.rank(terms.rows, terms.table.schedule, lambda job: pipeline.term_pair(terms.table, job, pilot))
     kept = thrift.keep(ranked, terms.rows, terms.witness, costs.most)
     whole, thrifty = list[Calibration](), list[Calibration]()
     for row in terms.rows:

@@ -39,7 +39,7 @@ def test_every_attack_has_a_row_and_every_query_is_counted(study):
 @pytest.mark.slow
 def test_what_is_there_is_kept(study, monkeypatch):
     config, workdir, results = study
-    monkeypatch.setattr(latent_study, "make", lambda *_: 1 / 0)
+    monkeypatch.setattr(latent_study, "train", lambda *_: 1 / 0)
     assert plain(latent_study.run(config, workdir, "experiments/configs/latent_digits.py:smoke")) == plain(results)
 
 
@@ -50,7 +50,7 @@ def test_the_table_says_how_to_make_it_again(study, tmp_path):
     page = tables.results_page([table], tmp_path / "RESULTS.md")
     assert "## A latent model of digits with captions (latent_digits:smoke)" in page
     assert "python -m experiments.latent_study --config=experiments/configs/latent_digits.py:smoke --workdir=W" in page
-    assert "a model that we trained ourselves" in page
+    assert "A small-scale study of models that we trained ourselves, not of a published one." in page
     assert str(workdir) not in page + (workdir / "attack" / "config.json").read_text()
 
 
@@ -70,6 +70,19 @@ def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
     assert all(caption.startswith("the digit ") for source in sources.values() for caption in source.captions)
     pictures = [source.read(index).tobytes() for source in sources.values() for index in range(len(source))]
     assert len(set(pictures)) == 60  # nobody is on two sides
+
+
+def test_another_training_is_refused(tmp_path, monkeypatch):
+    size = latent_study.Size(30, 0, 0, 8)
+    monkeypatch.setattr(latent_study, "_train", lambda loss, variables, *_: variables)
+    monkeypatch.setattr(latent_study, "write_images", lambda *_: 1 / 0)  # as if it were interrupted here
+    with pytest.raises(ZeroDivisionError):
+        latent_study.make(tmp_path, size)
+    for other, seed in ((size._replace(unet_steps=9), 0), (size, 1)):
+        with pytest.raises(ValueError, match="holds another training, expected the same"):
+            latent_study.make(tmp_path, other, seed)
+    with pytest.raises(ZeroDivisionError):
+        latent_study.make(tmp_path, size)  # goes on
 
 
 def test_laptop_asks_all_attacks_of_text_conditioned_models():

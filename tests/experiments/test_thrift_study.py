@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from dime_jax import calibration, metrics, thrift
+from dime_jax import calibration, metrics, pipeline, thrift
 from experiments import thrift_study
 
 RUN = pathlib.Path(__file__).parents[2] / "docs" / "results" / "digits" / "seed_0"
@@ -30,19 +30,19 @@ def test_losses_are_those_of_calibrating_whole_rows(terms):
     pilot, kept = thrift.pilot(chooses, 1), []
     jobs = [one.job for row in terms.rows for one in row]
     most = thrift.costs(jobs, terms.witness, 300, 36).most
-    ranked = thrift.rank(terms.rows, terms.table.schedule, lambda job: terms.pair(job, pilot))
+    ranked = thrift.rank(terms.rows, terms.table.schedule, lambda job: pipeline.term_pair(terms.table, job, pilot))
     kept = thrift.keep(ranked, terms.rows, terms.witness, most)
     assert (found.kept, found.share <= 0.5) == (len(kept), True)
     for number, row in enumerate(terms.rows):
         aucs, settings = [], []
         for among in ([one.job for one in row], [one.job for one in row if one.job in kept]):
-            pairs = [terms.pair(job, chooses) for job in among]
+            pairs = [pipeline.term_pair(terms.table, job, chooses) for job in among]
             frozen = calibration.calibrate(
                 row[0].job.attack, terms.table.schedule, [job.setting for job in among], pairs
             )
             settings.append(frozen.setting)
             (job,) = [job for job in among if job.setting == frozen.setting]
-            aucs.append(metrics.auc(*(frozen.score(side) for side in terms.pair(job, judges))))
+            aucs.append(metrics.auc(*(frozen.score(side) for side in pipeline.term_pair(terms.table, job, judges))))
         assert found.loss[number] == pytest.approx(aucs[0] - aucs[1])
         assert found.differs[number] == (settings[0] != settings[1])
     assert found.kept < len(jobs)
