@@ -11,7 +11,7 @@ import numpy as np
 
 from dime_jax import calibration, metrics
 from dime_jax.scoring import planning, score_table
-from experiments.runs import CalibrationHalf, Run
+from experiments.runs import CalibrationHalf
 
 
 class Parts(NamedTuple):
@@ -22,9 +22,9 @@ class Parts(NamedTuple):
     first: np.ndarray
 
 
-def cut(half: CalibrationHalf, run: Run) -> Parts:
-    """Both sides of the half in two equal parts, by the run's seed."""
-    rng = np.random.default_rng(run.results.seed)
+def cut(half: CalibrationHalf, seed: int) -> Parts:
+    """Both sides of the half in two equal parts, drawn by a seed."""
+    rng = np.random.default_rng(seed)
     first = np.zeros(len(half.member), bool)
     for side in (half.member, ~half.member):
         first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True

@@ -1,4 +1,4 @@
-"""The paper's three questions, from the score tables of a study's models.
+"""The paper's three questions and one of our own, from the score tables of a study's models.
 
 1. Does crowding help? DIME against its level term alone: from the same answers at the same setting, and each attack at
    the setting that calibration chose for it.
@@ -6,6 +6,8 @@
 3. How do results hold over t, γ and q? DIME against level only and against SimA with t or γ fixed and the rest chosen
    (on the calibration half, cross-fitted: the test half was asked at one setting), and each query tier against the one
    before.
+4. Is the same answer read better in bands (`dime_jax.attacks.bands`)? At each budget, the reading that calibration
+   chooses against the strongest of all other attacks.
 
 Every answer is a difference of AUCs on the same images, with DeLong's paired interval, which is about images and holds
 for that one model. What holds for models of the kind is told by the mean over models and its t-interval, and even that
@@ -20,12 +22,15 @@ import numpy as np
 from scipy import stats
 
 from dime_jax import metrics
+from dime_jax.attacks import bands
+from dime_jax.findings.frozen import best_calibrated
 from dime_jax.scoring import planning
 from experiments import cross_fit, markdown
 from experiments.runs import Row, Run, RunSet
 
 MODELS_FOR_A_CLAIM = 5
 _RIVAL = "sima_l4"
+_READINGS = frozenset(attack.name for attack in bands.ATTACKS)
 
 
 class Difference(NamedTuple):
@@ -66,13 +71,30 @@ class AtSetting(NamedTuple):
     rival: Difference | None
 
 
+class Lead(NamedTuple):
+    """DIME's answers read in another way, against the strongest of all other attacks at no more queries.
+
+    Attributes:
+      budget: queries per image, at most.
+      readings: the reading of best calibration AUC, for each model.
+      rivals: the attack of best AUC on the test half itself, for each model: nothing could have chosen a better one.
+      difference: of their AUCs.
+    """
+
+    budget: int
+    readings: tuple[Row, ...]
+    rivals: tuple[Row, ...]
+    difference: Difference
+
+
 class StudyAnswers(NamedTuple):
-    """All three."""
+    """All four."""
 
     crowding: list[Crowding]
     baselines: list[Difference]
     settings: list[AtSetting]
     tiers: list[Difference]
+    leads: list[Lead]
 
 
 def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
@@ -92,7 +114,7 @@ def over_models(values: Sequence[float], confidence: float = 0.95, least: float 
 def answers(study: RunSet) -> StudyAnswers:
     """Everything that the study's score tables say."""
     settings = at_settings(study, "t") + at_settings(study, "gamma")
-    return StudyAnswers(crowding(study), against_baselines(study), settings, between_tiers(study))
+    return StudyAnswers(crowding(study), against_baselines(study), settings, between_tiers(study), leads(study))
 
 
 def crowding(study: RunSet) -> list[Crowding]:
@@ -129,10 +151,36 @@ def between_tiers(study: RunSet) -> list[Difference]:
     return [_difference(study.runs, more, fewer) for fewer, more in itertools.pairwise(tiers)]
 
 
+def leads(study: RunSet) -> list[Lead]:
+    """The reading that calibration chooses at each budget that one of them uses up, against the strongest rival."""
+    common = _common_rows(study)
+    ours = [rows for rows in common if rows[0].attack in _READINGS]
+    others = [rows for rows in common if rows[0].attack not in _READINGS]
+    found = []
+    for budget in sorted({rows[0].queries for rows in ours}):
+        readings = [_chosen(rows) for rows in _of_each_model(ours, budget)]
+        rivals = [max(rows, key=lambda row: row.result.auc.value) for rows in _of_each_model(others, budget)]
+        if rivals:
+            difference = _difference(study.runs, readings, rivals)
+            found.append(Lead(budget, tuple(readings), tuple(rivals), difference))
+    return found
+
+
+def _of_each_model(common: Sequence[Sequence[Row]], budget: int) -> list[tuple[Row, ...]]:
+    """For each model: its rows that make no more queries."""
+    return list(zip(*(rows for rows in common if max(row.queries for row in rows) <= budget)))
+
+
+def _chosen(rows: Sequence[Row]) -> Row:
+    """The row of best calibration AUC, as an audit would decide with it."""
+    best = best_calibrated([row.calibration for row in rows])
+    return next(row for row in rows if row.calibration == best)
+
+
 def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
     """DIME's largest tier at each value of t or γ that all runs have, everything else chosen."""
     halves = [run.calibration_half() for run in study.runs]
-    parts = [cross_fit.cut(half, run) for half, run in zip(halves, study.runs)]
+    parts = [cross_fit.cut(half, run.results.seed) for half, run in zip(halves, study.runs)]
     dime, level, rival = (
         [_by_value(half.jobs, name, axis) for half in halves] for name in ("dime", "level_only", _RIVAL)
     )
@@ -201,9 +249,14 @@ at its own setting. Where calibration gave crowding no weight the two are one at
 ranks of so many images can show. Weights are of standardised terms, those of theory of raw ones.
 """
 
+_ABOUT_LEADS = """\
+At each budget, the reading of DIME's answers in bands of frequency or in another norm that calibration chooses, against
+the strongest other attack that makes no more queries. The rival is picked on the test half itself, which favours it.
+"""
+
 
 def to_markdown(study: RunSet) -> str:
-    """The three questions as tables."""
+    """The questions as tables."""
     found, labels = answers(study), study.labels
     over = "" if len(labels) < 2 else ", and the mean over models with its t-interval"
     parts = [auc_table(study)] if len(labels) > 1 else []
@@ -216,6 +269,8 @@ def to_markdown(study: RunSet) -> str:
         parts += ["#### How do results hold over t, γ and q?\n", _settings_table(found.settings, labels)]
     if found.tiers:
         parts.append(_table(found.tiers, labels))
+    if found.leads:
+        parts += ["#### Is the same answer read better in bands?\n", _ABOUT_LEADS, _leads_table(found.leads, labels)]
     return "\n".join(parts)
 
 
@@ -281,3 +336,24 @@ def _settings_table(found: Sequence[AtSetting], labels: Sequence[str]) -> str:
         if one.rival is not None:
             rows.append(["", "", one.rival.second, *_cells(one.rival, labels)])
     return markdown.table(["calibration half, cross-fitted", "AUC of DIME", "against", *_header(labels)], rows)
+
+
+def _leads_table(found: Sequence[Lead], labels: Sequence[str]) -> str:
+    """A line for each budget and model, and one for the mean over models."""
+    rows = []
+    for lead in found:
+        budget = f"{lead.budget} {'query' if lead.budget == 1 else 'queries'}"
+        for label, ours, rival, gap in zip(labels, lead.readings, lead.rivals, lead.difference.models):
+            cells = [cell for row in (ours, rival) for cell in (row.title, *_rates([row]))]
+            rows.append([budget, label, *cells, markdown.percent(gap, "+")])
+        if len(labels) > 1:
+            means = [cell for side in (lead.readings, lead.rivals) for cell in ("", *_rates(side))]
+            rows.append([budget, f"mean of {len(labels)}", *means, *mean_cell(lead.difference)])
+    header = ["", "", "reading", "AUC", "TPR@1%FPR", "strongest rival", "AUC", "TPR@1%FPR", "difference of AUC"]
+    return markdown.table(header, rows)
+
+
+def _rates(rows: Sequence[Row]) -> list[str]:
+    """Mean AUC and TPR@1%FPR of some rows."""
+    means = [np.mean([row.estimate(metric).value for row in rows]) for metric in ("auc", "tpr_at_1pct_fpr")]
+    return [f"{100 * mean:.1f}" for mean in means]

@@ -117,7 +117,7 @@ def _curve(run: Run, name: str) -> dict[int, float]:
     for job in jobs:
         if job.setting.get("q", 1) == largest:
             by_time.setdefault(int(job.setting["t"]), []).append(job)
-    parts = cross_fit.cut(half, run)
+    parts = cross_fit.cut(half, run.results.seed)
     return {t: cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
 
 

@@ -1,5 +1,6 @@
 """The paper's questions over the models of a study: against placements counted one by one, and Student's t."""
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -20,7 +21,8 @@ def directories(tmp_path_factory):
     """Three models of one study, at two timesteps and two step sizes."""
     folder = tmp_path_factory.mktemp("study")
     settings = [{"t": t, "gamma": gamma} for t in (90, 120) for gamma in (0.1, 0.4)]
-    jobs = planning.grid_jobs(["loss", "sima_l4", "pia_l2", "secmi", "dime", "level_only"], "quick", [2, 11], settings)
+    names = ["loss", "sima_l4", "pia_l2", "secmi", "dime", "level_only", "dime_bands", "dime_bands_all", "level_low"]
+    jobs = planning.grid_jobs(names, "quick", [2, 11], settings)
     for seed in SEEDS:
         directory = folder / f"seed_{seed}"
         make_run(directory, jobs, size=60, member_scale=0.4, heldout_scale=0.65 + 0.02 * seed, seed=seed)
@@ -135,7 +137,7 @@ class TestSettings:
     def test_differences_are_those_of_the_parts(self, study):
         run = study.runs[0]
         half = run.calibration_half()
-        parts = cross_fit.cut(half, run)
+        parts = cross_fit.cut(half, run.results.seed)
         jobs = {
             name: [job for job in half.jobs if job.attack.name == name and job.setting["t"] == 120]
             for name in ("pia_l2", "sima_l4")
@@ -153,6 +155,35 @@ class TestSettings:
     def test_tiers_are_compared_in_turn(self, study):
         (one,) = questions.between_tiers(study)
         assert (one.first, one.second) == ("DIME 10+1", "DIME 1+1")
+
+
+class TestLeads:
+    def test_calibration_chooses_the_reading_and_hindsight_the_rival(self, study):
+        found = questions.leads(study)
+        assert [one.budget for one in found] == [1, 2, 11]
+        readings = {"dime_bands", "dime_bands_all", "level_low"}
+        for lead, (number, run) in itertools.product(found, enumerate(study.runs)):
+            affordable = [row for row in run.rows if row.queries <= lead.budget]
+            ours, rival = lead.readings[number], lead.rivals[number]
+            assert ours.calibration.auc == max(r.calibration.auc for r in affordable if r.attack in readings)
+            if lead.budget != 11:  # SecMI's cost differs between models, and must suit all
+                assert rival.result.auc.value == max(r.result.auc.value for r in affordable if r.attack not in readings)
+            value, _ = naive(sides(run, ours.scores), sides(run, rival.scores))
+            assert lead.difference.models[number].value == pytest.approx(value, abs=1e-12)
+
+    def test_the_table_has_means_of_models(self, study):
+        found = questions.leads(study)
+        lines = questions._leads_table(found, study.labels).splitlines()[2:]
+        assert len(lines) == len(found) * (len(SEEDS) + 1)
+        cells = [cell.strip() for cell in lines[len(SEEDS)].strip("|").split("|")]
+        assert cells[:2] == ["1 query", "mean of 3"]
+        for place, side in ((3, found[0].readings), (6, found[0].rivals)):
+            assert cells[place] == f"{100 * np.mean([row.result.auc.value for row in side]):.1f}"
+            assert cells[place + 1] == f"{100 * np.mean([row.result.tpr_at_1pct_fpr.value for row in side]):.1f}"
+
+    def test_a_study_without_such_readings_has_no_table(self, study):
+        bare = [run._replace(rows=tuple(row for row in run.rows if row.attack == "loss")) for run in study.runs]
+        assert questions.leads(runs.RunSet(tuple(bare))) == []
 
 
 class TestOverModels:
