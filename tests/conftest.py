@@ -23,10 +23,24 @@ import jax
 import pytest
 
 import dime_jax as dj
+from dime_jax.report import figures
 from dime_jax.scoring import micro_batch
 
 # Tests have few images, and most of a full-size batch would be padding.
 _FULL_SIZE, micro_batch._CPU_IMAGES = micro_batch._CPU_IMAGES, 2
+
+_SAVE_FIGURE = figures.save_figure
+
+
+def _save_nothing(figure, directory, name):
+    """Files in place of a figure: writing one takes a third of a second, which most tests of reports can do without."""
+    paths = [pathlib.Path(directory) / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    paths[0].write_bytes(b"\x89PNG\r\n")
+    paths[1].write_text('<svg viewBox="0 0 1 1"></svg>')
+    return paths
+
+
+figures.save_figure = _save_nothing
 
 # The same examples in every run, and no time limit on a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -61,6 +75,14 @@ class Failing:
 def full_size_batches(monkeypatch):
     """The default micro-batch as users have it."""
     monkeypatch.setattr(micro_batch, "_CPU_IMAGES", _FULL_SIZE)
+
+
+@pytest.fixture(scope="module")
+def real_figures():
+    """Figures are drawn and written as users get them, in all tests of the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save_figure", _SAVE_FIGURE)
+        yield
 
 
 @pytest.fixture

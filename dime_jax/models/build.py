@@ -1,6 +1,7 @@
 """From a spec to a network, its variables, and the eps function that a Denoiser needs."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,12 @@ def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> PyTree:
     x = jnp.zeros((1, size, size, spec.image_channels))
     label = None if spec.num_classes is None else jnp.zeros(1, jnp.int32)
     rbg_key = jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="rbg")
-    return jax.jit(build(spec).init)(rbg_key, x, jnp.zeros((), jnp.int32), label)
+    return _initializer(spec)(rbg_key, x, jnp.zeros((), jnp.int32), label)
+
+
+@functools.lru_cache(maxsize=32)
+def _initializer(spec: DdpmUnetSpec | GuidedUnetSpec) -> Callable[..., PyTree]:
+    return jax.jit(build(spec).init)
 
 
 @functools.lru_cache(maxsize=32)

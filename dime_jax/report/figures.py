@@ -199,5 +199,6 @@ def save_figure(figure: Figure, directory: str | pathlib.Path, name: str) -> lis
     """Write `name`.png and `name`.svg; the same figure gives the same bytes (no date, fixed ids)."""
     paths = [pathlib.Path(directory) / f"{name}.{suffix}" for suffix in ("png", "svg")]
     figure.savefig(paths[0])
+    figure.set_layout_engine("none")  # what the first drawing found serves the second
     figure.savefig(paths[1], metadata={"Date": None})
     return paths

@@ -284,6 +284,7 @@ def start(workdir, process, address):
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_finish_one_run(smoke, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -13,6 +13,8 @@ from dime_jax.scoring import planning
 from experiments import cross_fit, kept, runs, synthetic, timesteps
 from experiments.timesteps import TimestepStudy, Variant
 
+pytestmark = pytest.mark.usefixtures("real_figures")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

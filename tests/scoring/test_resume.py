@@ -120,6 +120,7 @@ def kill_and_resume(tmp_path, unbroken, points, seed):
     assert 0 <= queries_made(table) - queries_made(reference) <= points * 3 * 4 * 2
 
 
+@pytest.mark.slow
 def test_sigkill_then_resume(tmp_path, unbroken):
     kill_and_resume(tmp_path, unbroken, points=1, seed=0)
 

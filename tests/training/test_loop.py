@@ -84,6 +84,7 @@ def half(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path):
     process = start(tmp_path)
     log = tmp_path / "train" / "metrics.jsonl"
