@@ -119,6 +119,7 @@ def test_copies_of_a_caption_are_not_cut_between_folds():
     assert not fires(grouped)
 
 
+@pytest.mark.slow
 def test_albums_of_one_origin_rarely_fire():
     """Without allowing for copies, the interval would be √3 times too narrow, and 1 in 8 would fire."""
     fired = 0

@@ -23,6 +23,11 @@ LINEAR = SCHEDULES["linear"]
 NO_WAIT = scoring.Retry(attempts=3, first_wait=0.0, longest_wait=0.0)
 
 
+def slow(*values):
+    """Cases that `make test-slow` runs: more of the same."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 @pytest.fixture(scope="module")
 def shipped():
     return load_denoiser("digits")
@@ -150,14 +155,14 @@ class TestNoDenoiser:
 
 
 class TestNoFalseAlarm:
-    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("seed", [0, 1, *slow(2, 3, 4)])
     def test_the_shipped_model(self, shipped, digits, seed):
         chosen = np.random.default_rng(seed).choice(len(digits[1]), 16, replace=False)
         assert check_denoiser(shipped, digits[1][chosen], seed=seed).passed
 
     @pytest.mark.parametrize("make", [ideal, nearest])
     @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-    @pytest.mark.parametrize("kind", ["digits", "two-tone digits", "colours", "noise"])
+    @pytest.mark.parametrize("kind", ["digits", "colours", *slow("two-tone digits", "noise")])
     def test_perfect_memorisers(self, digits, make, schedule, kind):
         rng = np.random.default_rng(0)
         train, heldout = {

@@ -20,7 +20,10 @@ def scores_of_a_witness(rng, shift, halves=("calibration", "test"), times=(30, 7
     return scores
 
 
-@pytest.mark.parametrize("times", [(70,), (30, 70, 120), tuple(range(50, 231, 20))])
+@pytest.mark.parametrize(
+    "times",
+    [(70,), *(pytest.param(times, marks=pytest.mark.slow) for times in ((30, 70, 120), tuple(range(50, 231, 20))))],
+)
 def test_sets_that_are_alike_are_seldom_judged(times):
     rng = np.random.default_rng(0)
     judged = [judge_direction(scores_of_a_witness(rng, 0.0, times=times)).judgement for _ in range(1000)]

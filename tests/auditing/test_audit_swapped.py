@@ -103,7 +103,9 @@ class Scored:
 MODELS = {"memoriser": make_memoriser, "ideal": make_ideal, "shipped": make_shipped}
 
 
-@pytest.fixture(scope="module", params=["memoriser", "ideal", pytest.param("shipped", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["memoriser", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ideal", "shipped"))]
+)
 def scored(request, tmp_path_factory):
     return Scored(tmp_path_factory.mktemp(request.param), MODELS[request.param])
 

@@ -16,21 +16,13 @@ IMAGE = np.array([[0.9, -0.9], [0.9, -0.9]], np.float32)[None, :, :, None]
 TIMES = (300, 400, 500)
 
 
-def most_of_the_way(best):
-    """From 1, the loss of a fresh network."""
-    return 1 - 0.6 * (1 - best)
-
-
-@pytest.mark.parametrize(
-    ("steps", "batch_size", "limit"),
-    [(150, 64, most_of_the_way), pytest.param(500, 256, lambda best: 1.1 * best, marks=pytest.mark.slow)],
-)
-def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule, steps, batch_size, limit):
+@pytest.mark.slow
+def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule):
     spec = tiny.spec(
         (2, 2, 1), stem_channels=16, level_channels=(16,), time_features=16, time_channels=64, norm_groups=1
     )
     recipe = training.TrainingRecipe(
-        steps=steps, batch_size=batch_size, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True
+        steps=500, batch_size=256, learning_rate=3e-3, warmup_steps=50, ema_decay=0.99, flips=True
     )
     options = training.TrainingOptions(silent=True, devices=jax.devices()[:1])
     model = dj.load_denoiser(training.train(tmp_path, spec, data.from_images(IMAGE), [0], recipe, options=options))
@@ -42,4 +34,4 @@ def test_the_loss_reaches_the_ideal_denoisers(tmp_path, schedule, steps, batch_s
         x = float(schedule.sqrt_abar(t)) * np.tile(points, (500, 1, 1, 1)) + float(schedule.sigma(t)) * noise
         found, best = (float(np.mean((np.asarray(denoiser.eps(x, t)) - noise) ** 2)) for denoiser in (model, ideal))
         assert best > 0.05
-        assert 0.9 * best < found < limit(best)
+        assert 0.9 * best < found < 1.1 * best
