@@ -112,7 +112,8 @@ class Asker:
         given = self._placement.put(start_from(call, given, batch.x))
         compiled = program(self._denoiser.apply, call.template, self._placement.sharding)
         condition = batch.conditions[call.condition]
-        return compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given, batch.kept)
+        answer = compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given, batch.kept)
+        return jax.block_until_ready(answer) if self._placement.one_program_at_a_time else answer
 
     def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""

@@ -1,5 +1,6 @@
 """Where a run computes: the devices of this process, and batches and weights put on them."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,16 @@ class Placement(NamedTuple):
     def sharding(self) -> jax.sharding.NamedSharding | None:
         """Of the rows of a batch."""
         return None if self.mesh is None else split_rows(self.mesh)
+
+    @property
+    def one_program_at_a_time(self) -> bool:
+        """Whether a program must end before the next is sent off: where virtual CPU devices outnumber the cores.
+
+        Each device's part of a program holds a thread until all parts have met, so several programs in flight can hold
+        every thread of XLA's pool while each waits for one more. XLA then aborts the process.
+        """
+        virtual = len(self.devices) > 1 and self.devices[0].platform == "cpu"
+        return virtual and len(self.devices) > (os.cpu_count() or 1)
 
     def put(self, tree: PyTree) -> PyTree:
         """Arrays cut along their rows."""

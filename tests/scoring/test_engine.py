@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_model import FEW, GRID, SCHEDULE, SHAPE, floats, function, network, quiet, source, unconditional
+from tiny_model import FEW, GRID, SCHEDULE, SHAPE, TWO, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
 from dime_jax import attacks, draws, scoring
 from dime_jax.attacks import dime, registry
-from dime_jax.scoring import asking, planning, score_table
+from dime_jax.scoring import asking, placement, planning, score_table
 
 
 def direct(job, model, x, ids):
@@ -276,3 +276,23 @@ def test_tuning_measures_and_stops_where_memory_ends():
     assert scoring.tune_micro_batch(TestMemory.model(5), candidates=[4, 8], rounds=1) == 4
     with pytest.raises(ValueError, match="mine is a plain function"):
         scoring.tune_micro_batch(function())
+
+
+@pytest.mark.parametrize(("devices", "cores", "waits"), [(4, 2, True), (4, 4, False), (1, 1, False)])
+def test_programs_of_more_virtual_devices_than_cores_do_not_overlap(tmp_path, monkeypatch, devices, cores, waits):
+    """Several in flight can hold every thread of XLA's pool, each waiting for one more, until XLA aborts."""
+    waited = []
+
+    def block_until_ready(answer):
+        waited.append(answer)
+        return answer
+
+    monkeypatch.setattr(placement.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(asking.jax, "block_until_ready", block_until_ready)
+    options = quiet(micro_batch=2, devices=jax.devices()[:devices])
+    scoring.score(network(), source(8), TWO, tmp_path, options=options)
+    answers = [answer for answer in waited if isinstance(answer, attacks.Answer)]
+    assert bool(answers) == waits
+    if waits:
+        calls = planning.make_plan(TWO, SCHEDULE).queries_per_image  # each is one program for the only batch
+        assert len(answers) == calls
