@@ -71,7 +71,7 @@ class AtSetting(NamedTuple):
     rival: Difference | None
 
 
-class Lead(NamedTuple):
+class ReadingLead(NamedTuple):
     """DIME's answers read in another way, against the strongest of all other attacks at no more queries.
 
     Attributes:
@@ -94,7 +94,7 @@ class StudyAnswers(NamedTuple):
     baselines: list[Difference]
     settings: list[AtSetting]
     tiers: list[Difference]
-    leads: list[Lead]
+    leads: list[ReadingLead]
 
 
 def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
@@ -151,7 +151,7 @@ def between_tiers(study: RunSet) -> list[Difference]:
     return [_difference(study.runs, more, fewer) for fewer, more in itertools.pairwise(tiers)]
 
 
-def leads(study: RunSet) -> list[Lead]:
+def leads(study: RunSet) -> list[ReadingLead]:
     """The reading that calibration chooses at each budget that one of them uses up, against the strongest rival."""
     common = _common_rows(study)
     ours = [rows for rows in common if rows[0].attack in _READINGS]
@@ -162,7 +162,7 @@ def leads(study: RunSet) -> list[Lead]:
         rivals = [max(rows, key=lambda row: row.result.auc.value) for rows in _of_each_model(others, budget)]
         if rivals:
             difference = _difference(study.runs, readings, rivals)
-            found.append(Lead(budget, tuple(readings), tuple(rivals), difference))
+            found.append(ReadingLead(budget, tuple(readings), tuple(rivals), difference))
     return found
 
 
@@ -338,7 +338,7 @@ def _settings_table(found: Sequence[AtSetting], labels: Sequence[str]) -> str:
     return markdown.table(["calibration half, cross-fitted", "AUC of DIME", "against", *_header(labels)], rows)
 
 
-def _leads_table(found: Sequence[Lead], labels: Sequence[str]) -> str:
+def _leads_table(found: Sequence[ReadingLead], labels: Sequence[str]) -> str:
     """A line for each budget and model, and one for the mean over models."""
     rows = []
     for lead in found:
