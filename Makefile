@@ -29,7 +29,7 @@ test: $(STAMP)  ## fast tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)  ## simulations, coverage, kill-and-resume
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(STAMP)  ## format check, lint, types
 	$(BIN)/ruff format --check .
