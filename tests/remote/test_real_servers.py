@@ -34,8 +34,8 @@ def network(x, t):
 def blocks(name):
     """The files of a server's chapter in the guide, by their names."""
     chapter = GUIDE.read_text(encoding="utf-8").partition(f"### {name}\n")[2].partition("\n### ")[0]
-    found = re.findall(r"`([\w.-]+)`:?\n+```\w+\n(.*?)```", chapter, re.DOTALL)
-    assert found, f"no files for {name} in {GUIDE}"
+    found = re.findall(r"`([\w.-]+)`:?\n+(?:<!-- [\w ]+ -->\n)?```\w+\n(.*?)```", chapter, re.DOTALL)
+    assert "model.py" in dict(found), f"no model.py for {name} in {GUIDE}"
     return {file: text.replace("[-1, 32, 32, 3]", "[-1, 8, 8, 1]") for file, text in found}
 
 
