@@ -75,7 +75,7 @@ class ReadingLead(NamedTuple):
     """DIME's answers read in another way, against the strongest of all other attacks at no more queries.
 
     Attributes:
-      budget: queries per image, at most.
+      budget: queries per image, at most, in every model of the study.
       readings: the reading of best calibration AUC, for each model.
       rivals: the attack of best AUC on the test half itself, for each model: nothing could have chosen a better one.
       difference: of their AUCs.

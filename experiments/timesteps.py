@@ -5,8 +5,8 @@
 
 One probe at each of one, two or three timesteps, and at all of the grid, is read in bands as `dime_bands` reads one;
 beside that, ten probes at one timestep. The calibration half was asked at every setting, so no model is needed. It is
-cut in two: one part chooses timesteps, γ and weights, the other judges them, both ways, for several cuts. The last of
-the timestep variants weighs the bands of all timesteps at once, and so bounds what choosing among them can give.
+cut in two: one part chooses timesteps, γ and weights, the other judges them, both ways, for several cuts. With
+all timesteps at once only γ and the weights are left to choose.
 
 Writes timesteps.json, .png and .svg; the first, kept below docs/results, becomes a section of the results page.
 """
