@@ -182,12 +182,14 @@ if __name__ == "__main__":
 
     def _main(argv: list[str]) -> None:
         del argv
+        output = pathlib.Path(_OUTPUT.value)
         try:
+            output.mkdir(parents=True, exist_ok=True)
             numbers = run([read_run(directory) for directory in _RUNS.value])
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             sys.exit(f"error: {error}")
         with figures.style(**{"savefig.dpi": 150}):
-            synthetic.save_study(pathlib.Path(_OUTPUT.value), NAME, numbers, draw)
+            synthetic.save_study(output, NAME, numbers, draw)
         print(to_section(numbers, f"{NAME}.png"))
 
     run_app(_main)
