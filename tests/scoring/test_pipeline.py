@@ -99,19 +99,22 @@ def test_stages_repeat_without_a_model(directory, results):
     assert _records.plain(results) == json.loads((directory / "results.json").read_text())
 
 
-def test_test_labels_choose_nothing(directory, results, source, halves, tmp_path):
+FITTED = planning.grid_jobs(
+    ["dime_bands", "dime_bands_all", "level_low"], "quick", [2], settings=[{"t": t, "gamma": 0.4} for t in (70, 120)]
+)
+
+
+@pytest.mark.parametrize("jobs", [JOBS, FITTED], ids=["searched", "fitted"])
+def test_test_labels_choose_nothing(source, halves, tmp_path, jobs):
     member, heldout = halves.test.member, halves.test.heldout
     swapped = dj.data.Split(np.concatenate([member[:5], heldout[5:]]), np.concatenate([heldout[:5], member[5:]]))
-    pipeline.run(
-        tmp_path,
-        function(members_are_small),
-        source,
-        halves._replace(test=swapped),
-        JOBS,
-        seed=SEED,
-        options=quiet(micro_batch=16),
-    )
-    assert pipeline.read_calibrations(tmp_path) == pipeline.read_calibrations(directory)
+    found = []
+    for name, test in (("right", halves.test), ("swapped", swapped)):
+        model, some = function(members_are_small), halves._replace(test=test)
+        pipeline.run(tmp_path / name, model, source, some, jobs, seed=SEED, options=quiet(micro_batch=16))
+        found.append(pipeline.read_calibrations(tmp_path / name))
+    assert found[0] == found[1]
+    assert {job.attack.name for job in jobs} <= {one.attack for one in found[0]}
 
 
 def test_a_frozen_threshold_survives_json(directory, results, tmp_path):
