@@ -22,6 +22,7 @@ from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry
 from dime_jax.scoring.walks import UnitWalk
+from dime_jax.xla_options import network_options
 
 
 class Answers(NamedTuple):
@@ -147,7 +148,8 @@ def program(
     The class is no argument of it. As a registered dataclass it would be part of a pytree structure, and structures of
     different dataclasses compare equal in jax 0.10, so that on equal hashes one class would run another's program.
     """
-    return jax.jit(functools.partial(_ask, apply, template), out_shardings=sharding)
+    ask = functools.partial(_ask, apply, template)
+    return jax.jit(ask, out_shardings=sharding, compiler_options=network_options())
 
 
 def _ask(
