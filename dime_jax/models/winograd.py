@@ -13,8 +13,8 @@ transforms with 9 multiplications: along one axis, for pixels a, b, c and taps g
 
     g₀ a + (g₁ + g₂) b = g₀ (a - b) + s b,   (g₀ + g₁) b + g₂ c = s b + g₂ (c - b),   s = g₀ + g₁ + g₂.
 
-XLA's CPU convolution runs at about the speed of its matrix product, so these take half its time where the transformed
-blocks are not too large. On accelerators the vendor's library makes such choices itself.
+XLA's CPU convolution runs at about the speed of its matrix product, so these take half to nine tenths of its time,
+the less the more channels there are. On accelerators the vendor's library makes such choices itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,31 +22,32 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-# Below this many 2×2 blocks in a batch the kernel's transform costs more than it saves; above this many pixels in an
-# image the transformed blocks leave the cache.
+# Below this many 2×2 blocks in a batch the kernel's transform costs more than it saves; with fewer channels (in small
+# images) the products save less than it takes to compile them; and with more numbers than this (512 MiB) the
+# transformed images, which are four times as large as the images, might not fit into memory.
 _MIN_BLOCKS = 128
-_MAX_PIXELS = 1024
+_MIN_CHANNELS, _MIN_CHANNELS_IF_SMALL, _SMALL_PIXELS = 64, 128, 256
+_MAX_TRANSFORMED = 2**27
 
 
 def is_faster(x: jax.Array, kernel: jax.Array) -> bool:
     """Whether `convolve` beats the direct convolution of x [B, H, W, C] with a kernel [3, 3, C, K] on a CPU."""
     height, width = x.shape[1:3]
-    return height % 2 == 0 and width % 2 == 0 and _are_large(x.size // (4 * x.shape[-1]), height * width, kernel)
+    return (
+        height % 2 == 0 and width % 2 == 0 and _is_worthwhile(x.size // (4 * x.shape[-1]), 16, kernel, height * width)
+    )
 
 
 def is_faster_upsampled(x: jax.Array, kernel: jax.Array) -> bool:
     """Whether `convolve_upsampled` beats direct convolutions on a CPU."""
-    height, width = x.shape[1:3]
-    return _are_large(x.size // x.shape[-1], 4 * height * width, kernel)
+    return _is_worthwhile(x.size // x.shape[-1], 9, kernel, 4 * x.shape[1] * x.shape[2])
 
 
-def _are_large(blocks: int, pixels: int, kernel: jax.Array) -> bool:
-    return blocks >= _MIN_BLOCKS and pixels <= _MAX_PIXELS and is_wide(kernel, pixels)
-
-
-def is_wide(kernel: jax.Array, pixels: int) -> bool:
-    """Whether a kernel [3, 3, C, K] has enough channels to make efficient matrix products with images of a size."""
-    return min(kernel.shape[2:]) >= (32 if pixels >= 256 else 128)
+def _is_worthwhile(blocks: int, products: int, kernel: jax.Array, pixels: int) -> bool:
+    channels = kernel.shape[2:]
+    least = _MIN_CHANNELS if pixels >= _SMALL_PIXELS else _MIN_CHANNELS_IF_SMALL
+    transformed = blocks * products * sum(channels)
+    return blocks >= _MIN_BLOCKS and min(channels) >= least and transformed <= _MAX_TRANSFORMED
 
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:

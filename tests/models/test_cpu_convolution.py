@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dime_jax.models import cpu_convolution, layers
+from dime_jax.models import cpu_convolution, layers, winograd
 
 
 def direct(x, kernel):
@@ -41,3 +41,22 @@ def test_wide_layers_get_it(channels, size, products):
     gradient = jax.grad(lambda v, x: layer.apply(v, x).sum())
     hlo = jax.jit(gradient).lower(variables, x).as_text()
     assert hlo.count("dot_general") == products
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "expected"),
+    [
+        ((8, 16, 16), 64, True),
+        ((8, 16, 16), 32, False),  # too few channels
+        ((8, 8, 8), 128, True),
+        ((8, 8, 8), 64, False),  # too few for small images
+        ((1, 16, 16), 1024, False),  # too few blocks for the kernel's transform
+        ((8, 15, 16), 128, False),  # an odd row
+        ((1, 256, 256), 256, True),
+        ((1, 512, 512), 256, False),  # too much memory
+    ],
+)
+def test_winograds_form_is_taken_where_it_pays(images, channels, expected):
+    x = jax.ShapeDtypeStruct((*images, channels), np.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, channels, channels), np.float32)
+    assert winograd.is_faster(x, kernel) == expected
