@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from benchmarks.timing import median_seconds
-from benchmarks.unet import IMAGE, our_forward
+from benchmarks.unet import NETWORKS, our_forward
 from dime_jax import Denoiser, RemoteDenoiser, linear_schedule
 from dime_jax.scoring import default_micro_batch
 from dime_jax.serve import Server
 
 BATCH, ROUNDS = 64, 5
+IMAGE = NETWORKS[0].image
 MOST = 0.10
 
 

@@ -22,6 +22,7 @@ from dime_jax.attacks import get_attack
 from dime_jax.denoiser import PRECISION, Denoiser
 from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
+from dime_jax.xla_options import network_options
 
 IMAGE = (32, 32, 3)
 PROBES = 10
@@ -47,7 +48,7 @@ def unet() -> Denoiser:
 
 def bare_passes(model: Denoiser, micro_batch: int, calls: int) -> Callable[[], Any]:
     """`calls` forward passes, dispatched without waiting in between."""
-    forward = jax.jit(model.apply)
+    forward = jax.jit(model.apply, compiler_options=network_options())
     x = jax.random.normal(jax.random.key(1), (micro_batch, *IMAGE))
 
     def run() -> Any:
@@ -79,7 +80,7 @@ def torch_loop(images: int) -> Callable[[int], Callable[[], Any]]:
 
     from benchmarks import torch_unet
 
-    network = torch_unet.Unet().eval().to(memory_format=torch.channels_last)
+    network = torch_unet.build(models.DdpmUnetSpec()).eval().to(memory_format=torch.channels_last)
     schedule = linear_schedule()
     scale, step = schedule.sqrt_abar(100).item(), 0.1 * schedule.sigma(100).item()
     data = torch.rand(images, 3, 32, 32).to(memory_format=torch.channels_last) * 2 - 1

@@ -51,7 +51,7 @@ def torch_step() -> Callable[[], Any]:
 
     from benchmarks import torch_unet
 
-    network = torch_unet.Unet().train().to(memory_format=torch.channels_last)
+    network = torch_unet.build(models.DdpmUnetSpec()).train().to(memory_format=torch.channels_last)
     average = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.Adam(network.parameters(), lr=RECIPE.learning_rate, fused=True)
     schedule = linear_schedule()

@@ -1,6 +1,6 @@
-"""Forward pass of the 35.7M-parameter CIFAR-10 U-Net against the same network in PyTorch, on the CPU.
+"""Forward passes of U-Nets against the same networks in PyTorch, on the CPU.
 
-    python -m benchmarks.unet
+    python -m benchmarks unet
 
 PyTorch runs in channels_last and inference mode, both in float32 with the same number of threads, each side at its best
 micro-batch; runs alternate, so that a change in the machine's load meets both. Without PyTorch only our side is timed.
@@ -15,10 +15,56 @@ import jax.numpy as jnp
 
 from benchmarks.timing import median_seconds
 from dime_jax import models
+from dime_jax.xla_options import network_options
 
-MICRO_BATCHES = (4, 8, 16)
-ROUNDS = 5
-IMAGE = (32, 32, 3)
+Spec = models.DdpmUnetSpec | models.GuidedUnetSpec
+Forward = Callable[[int], Callable[[], Any]]  # micro-batch -> function that runs the network once
+TIME = 100
+
+
+class Network(NamedTuple):
+    """What to time, and how much faster than PyTorch it shall be."""
+
+    name: str
+    spec: Spec
+    image: tuple[int, int, int]
+    micro_batches: tuple[int, ...]
+    goal: float
+    rounds: int = 7
+
+
+def small(image_channels: int, *level_channels: int) -> models.DdpmUnetSpec:
+    """A network as experiments/configs train them on CPUs."""
+    return models.DdpmUnetSpec(
+        image_channels=image_channels,
+        stem_channels=level_channels[0],
+        time_features=level_channels[0],
+        time_channels=4 * level_channels[0],
+        level_channels=level_channels,
+        num_res_blocks=1,
+        attention_levels=(),
+        norm_groups=8,
+    )
+
+
+DDPM = models.DdpmUnetSpec()
+GUIDED = models.GuidedUnetSpec(
+    stem_channels=256,
+    time_features=256,
+    time_channels=1024,
+    level_channels=(256, 256, 512, 512, 1024, 1024),
+    attention_levels=(3, 4, 5),
+    head_channels=64,
+    num_classes=1000,
+    learned_sigma=True,
+)
+NETWORKS = (
+    Network("35.7M U-Net", DDPM, (32, 32, 3), (4, 8, 16), 1.4),
+    Network("shipped digits network", small(1, 32, 64), (8, 8, 1), (64, 128, 256), 1.0, rounds=25),
+    Network("CIFAR-10 network of 2.5M", small(3, 16, 32, 64, 128), (32, 32, 3), (16, 32, 64), 1.0, rounds=15),
+    Network("553.8M guided U-Net at 64x64", GUIDED, (64, 64, 3), (1, 2), 1.0, rounds=3),
+    Network("553.8M guided U-Net at 256x256", GUIDED, (256, 256, 3), (1,), 1.0, rounds=3),
+)
 
 
 class Timing(NamedTuple):
@@ -28,72 +74,79 @@ class Timing(NamedTuple):
     micro_batch: int
 
 
-def our_forward() -> Callable[[int], Callable[[], Any]]:
-    """Our network: micro-batch -> function that runs it once."""
-    spec = models.DdpmUnetSpec()
-    variables = models.init(spec, jax.random.key(0))
-    network = models.build(spec)
-    forward = jax.jit(network.apply)
+def our_forward(network: Network = NETWORKS[0]) -> Forward:
+    """Our network."""
+    variables = models.init(network.spec, jax.random.key(0))
+    forward = jax.jit(models.build(network.spec).apply, compiler_options=network_options())
 
     def prepare(batch: int) -> Callable[[], Any]:
-        x = jax.random.normal(jax.random.key(1), (batch, *IMAGE))
-        t = jnp.full((batch,), 100)
+        x = jax.random.normal(jax.random.key(1), (batch, *network.image))
+        t = jnp.full((batch,), TIME)
+        label = () if network.spec.num_classes is None else (jnp.zeros(batch, jnp.int32),)
 
         def run() -> Any:
             with jax.default_matmul_precision("highest"):
-                return forward(variables, x, t).block_until_ready()
+                return forward(variables, x, t, *label).block_until_ready()
 
         return run
 
     return prepare
 
 
-def torch_forward() -> Callable[[int], Callable[[], Any]]:
-    """The same network in PyTorch: micro-batch -> function that runs it once."""
+def torch_forward(network: Network = NETWORKS[0]) -> Forward:
+    """The same network in PyTorch."""
     import torch
 
     from benchmarks import torch_unet
 
-    network = torch_unet.Unet().eval().to(memory_format=torch.channels_last)
-    count = sum(parameter.numel() for parameter in network.parameters())
-    if count != 35_746_307:
-        raise ValueError(f"expected the network of 35,746,307 parameters, got {count}")
+    module = torch_unet.build(network.spec).eval().to(memory_format=torch.channels_last)
+    count = sum(leaf.size for leaf in jax.tree.leaves(models.param_shapes(network.spec)["params"]))
+    if abs(torch_unet.parameters(module) - count) > 1e-5 * count:  # diffusers' guided network has one norm less
+        raise ValueError(f"expected the network of {count:,} parameters, got {torch_unet.parameters(module):,}")
 
     def prepare(batch: int) -> Callable[[], Any]:
-        x = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
-        t = torch.full((batch,), 100)
+        height, width, channels = network.image
+        x = torch.randn(batch, channels, height, width).to(memory_format=torch.channels_last)
+        t = torch.full((batch,), TIME)
+        label = () if network.spec.num_classes is None else (torch.zeros(batch, dtype=torch.long),)
 
         def run() -> Any:
             with torch.inference_mode():
-                return network(x, t)
+                return module(x, t, *label)
 
         return run
 
     return prepare
 
 
-def measure(sides: dict[str, Callable[[int], Callable[[], Any]]]) -> dict[str, Timing]:
+def measure(sides: dict[str, Forward], micro_batches: tuple[int, ...], rounds: int) -> dict[str, Timing]:
     """Median throughput of each side at its best micro-batch, over interleaved rounds."""
-    runs = {(name, batch): prepare(batch) for name, prepare in sides.items() for batch in MICRO_BATCHES}
-    rates = {key: key[1] / seconds for key, seconds in median_seconds(runs, ROUNDS).items()}
+    runs = {(name, batch): prepare(batch) for name, prepare in sides.items() for batch in micro_batches}
+    rates = {key: key[1] / seconds for key, seconds in median_seconds(runs, rounds).items()}
     best = {name: max((key for key in rates if key[0] == name), key=lambda key: rates[key]) for name in sides}
     return {name: Timing(rates[key], key[1]) for name, key in best.items()}
 
 
-def run() -> dict[str, Timing]:
+def compare(network: Network) -> dict[str, Timing]:
     """Time both sides, print them and their ratio."""
-    sides = {"dime_jax": our_forward()}
+    sides = {"dime_jax": our_forward(network)}
     if importlib.util.find_spec("torch"):
-        sides["torch"] = torch_forward()
-    timings = measure(sides)
+        sides["torch"] = torch_forward(network)
+    timings = measure(sides, network.micro_batches, network.rounds)
+    what = f"forward pass, {network.name}"
     for name, timing in timings.items():
-        print(f"U-Net forward, {name}: {timing.images_per_second:.2f} images/s at micro-batch {timing.micro_batch}")
+        print(f"{what}, {name}: {timing.images_per_second:.4g} images/s at micro-batch {timing.micro_batch}")
     if "torch" in timings:
         ratio = timings["dime_jax"].images_per_second / timings["torch"].images_per_second
-        print(f"U-Net forward, dime_jax / torch: {ratio:.2f}x (goal 1.4)")
+        print(f"{what}, dime_jax / torch: {ratio:.2f}x (goal {network.goal})")
     else:
-        print("U-Net forward: torch is not installed, nothing to compare with")
+        print(f"{what}: torch is not installed, nothing to compare with")
     return timings
+
+
+def run() -> list[dict[str, Timing]]:
+    """Every network, one after the other."""
+    return [compare(network) for network in NETWORKS]
 
 
 if __name__ == "__main__":
