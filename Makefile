@@ -26,10 +26,10 @@ audit: $(STAMP)  ## audit the shipped model, write its report
 	$(BIN)/dime-jax audit --output out/audit
 
 test: $(STAMP)  ## fast tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)  ## simulations, coverage, kill-and-resume
-	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## format check, lint, types
 	$(BIN)/ruff format --check .

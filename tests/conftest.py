@@ -1,5 +1,6 @@
 """Strict numerics for every test: implicit rank and dtype promotion are errors."""
 
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
@@ -16,18 +17,36 @@ os.environ.setdefault(
 )
 # Workers, and the processes that tests start, compile each program once between them.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import hypothesis
 import jax
 import pytest
 
 import dime_jax as dj
+from dime_jax import model_check
 from dime_jax.report import figures
 from dime_jax.scoring import micro_batch
+from dime_jax.training import loop
 
 # Tests have few images, and most of a full-size batch would be padding.
 _FULL_SIZE, micro_batch._CPU_IMAGES = micro_batch._CPU_IMAGES, 2
+
+# With more images, a check asks a network of random weights in every other way as well.
+_CHECKED, model_check.IMAGES = model_check.IMAGES, 2
+
+_MAKE_STEP, _STEPS = loop.make_step, {}
+
+
+def _shared_step(spec, recipe, method, mesh):
+    """One program for all trainings that differ in their seed and length alone: tests begin and continue many."""
+    alike = spec, dataclasses.replace(recipe, steps=1, seed=0), method.name, mesh
+    if alike not in _STEPS:
+        _STEPS[alike] = _MAKE_STEP(spec, recipe, method, mesh)
+    return _STEPS[alike]
+
+
+loop.make_step = _shared_step
 
 _SAVE_FIGURE = figures.save_figure
 
@@ -53,6 +72,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 os.fsync = lambda descriptor: None
 
 
+def pytest_configure(config):
+    """The slow tests, of verdicts above all, check models as users' are."""
+    if config.option.markexpr == "slow":
+        model_check.IMAGES = _CHECKED
+
+
 def pytest_collection_modifyitems(items):
     """The longest tests first, so that none is left to a single worker at the end."""
     items.sort(key=lambda item: item.path.parent.name not in ("experiments", "training"))
@@ -75,6 +100,12 @@ class Failing:
 def full_size_batches(monkeypatch):
     """The default micro-batch as users have it."""
     monkeypatch.setattr(micro_batch, "_CPU_IMAGES", _FULL_SIZE)
+
+
+@pytest.fixture
+def whole_model_check(monkeypatch):
+    """Models are checked with as many images as users' are."""
+    monkeypatch.setattr(model_check, "IMAGES", _CHECKED)
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ class TestErrors:
 
 
 class TestNoDenoiser:
-    @pytest.mark.parametrize("constant", [1.0, 0.1, 0.03, 0.0, -2.0])
+    @pytest.mark.parametrize("constant", [1.0, 0.03, 0.0, *slow(0.1, -2.0)])
     def test_constants(self, sixteen, constant):
         found = check_denoiser(function(lambda x, t: np.full_like(x, constant)), sixteen)
         assert not found.predicts_noise
@@ -176,7 +176,7 @@ class TestNoFalseAlarm:
             found = check_denoiser(model, heldout[16 * seed : 16 * (seed + 1)], seed=seed)
             assert found.passed, found.summary
 
-    @pytest.mark.parametrize("noise", [0.1, 0.3, 0.5, 1.0])
+    @pytest.mark.parametrize("noise", [0.1, 1.0, *slow(0.3, 0.5)])
     def test_weak_networks(self, shipped, sixteen, noise):
         leaves, structure = jax.tree.flatten(shipped.params)
         rng = np.random.default_rng(0)
@@ -194,7 +194,7 @@ class TestNoFalseAlarm:
     def test_what_predicts_noise_is_not_read_as_anything_else(self, sixteen):
         assert len(check_denoiser(function(lambda x, t: x), sixteen).tried) == 2 + 2 + 4  # schedules, scales, pictures
 
-    @pytest.mark.parametrize("num_steps", [25, 100, 4000])
+    @pytest.mark.parametrize("num_steps", [25, 4000, *slow(100)])
     def test_other_lengths(self, digits, sixteen, num_steps):
         for schedule in usual_schedules(num_steps).values():
             found = check_denoiser(ideal(digits[0][:300], schedule), sixteen)
@@ -364,6 +364,7 @@ class TestCounting:
             assert parse(DenoiserCheck, json.loads(json.dumps(one.to_json())), "check") == one
 
 
+@pytest.mark.usefixtures("whole_model_check")
 class TestOnce:
     """`model_check.check_once`: kept, resumed, and within the budget."""
 

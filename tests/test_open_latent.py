@@ -130,6 +130,7 @@ def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
     assert model.fingerprint != opened.denoiser.fingerprint
 
 
+@pytest.mark.slow
 def test_held_weights_compute_in_float32(cache, opened):
     models = [dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser for hold in ("bfloat16", "float16")]
     for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):

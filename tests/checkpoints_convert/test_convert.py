@@ -38,7 +38,10 @@ def flags(name):
         ("ddpm_ddim_train_list.pt", Options(image_size=16), "ddpm_ddim", "eps", "ddim", "ema"),
         ("ddpm_diffusers", Options(), "ddpm_diffusers", "eps", "diffusers", "only"),
         ("guided_cond.pt", flags("guided_cond"), "guided_cond", "out", "guided", "only"),
-        ("guided_uncond.pt", flags("guided_uncond"), "guided_uncond", "out", "guided", "only"),
+        pytest.param(
+            *("guided_uncond.pt", flags("guided_uncond"), "guided_uncond", "out", "guided", "only"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_golden_outputs(source, options, expected, output, dialect, weights, tmp_path):

@@ -30,7 +30,7 @@ def get_config(name, *variant):
 
 
 def run_smoke(name, workdir):
-    """Check the model with two images: with more, a random network would be asked in every other way as well."""
+    """Check the model with two images, in the slow tests too: with more, a random network would be asked otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_check, "IMAGES", 2)
         return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")

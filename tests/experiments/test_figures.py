@@ -172,6 +172,7 @@ class TestRunFigures:
             run_figures.best_dime(run._replace(rows=run.rows[:1]))
 
 
+@pytest.mark.slow
 def test_every_figure_is_made_from_the_smoke_variant(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(synthetic, "run", lambda config, output: made.append(config.attack.members))  # tested by itself

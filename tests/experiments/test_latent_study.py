@@ -54,6 +54,7 @@ def test_the_table_says_how_to_make_it_again(study, tmp_path):
     assert str(workdir) not in page + (workdir / "attack" / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
     saved, write = {}, latent_study.write_pipeline
     monkeypatch.setattr(latent_study, "_train", lambda loss, variables, *_: variables)

@@ -48,7 +48,9 @@ def test_smoke_needs_only_a_workdir_and_makes_a_model(workdir):
     }
 
 
-@pytest.mark.parametrize("name", ["cifar10", "stl10u", "celeba"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stl10u", "celeba"))]
+)
 def test_smoke_is_smoke_everywhere(tmp_path, name):
     config = importlib.import_module(f"experiments.configs.{name}").get_config("smoke")
     model = train.run(config, tmp_path)

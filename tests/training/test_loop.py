@@ -100,12 +100,13 @@ def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path):
     assert [step for step, _ in logged(unbroken)] == list(range(5, STEPS + 1, 5))
 
 
-def test_stopped_and_continued_on_two_devices_it_stays_close(unbroken, half, tmp_path):
+@pytest.mark.parametrize(("devices", "most"), [(1, 0.0), pytest.param(2, 1e-4, marks=pytest.mark.slow)])
+def test_stopped_and_continued_it_is_the_same_and_on_two_devices_close(unbroken, half, tmp_path, devices, most):
     workdir = tmp_path / "run"
     shutil.copytree(half, workdir)
-    train(workdir, devices=2)
+    train(workdir, devices=devices)
     assert apart(variables(half / "model"), variables(unbroken / "model")) > 1e-3  # 20 updates do change the weights
-    assert apart(variables(workdir / "model"), variables(unbroken / "model")) < 1e-4
+    assert apart(variables(workdir / "model"), variables(unbroken / "model")) <= most
 
 
 def test_the_model_directory_is_like_any_other(unbroken):
