@@ -15,7 +15,7 @@ def close(found, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
 
 
-@pytest.mark.parametrize("size", [(5, 4), (16, 16), (17, 16)], ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (5, 4), (16, 16), (17, 16)], ids=str)
 def test_value_and_derivatives_are_those_of_the_convolution(size):
     rng = np.random.default_rng(0)
     x, x_dot = rng.standard_normal((2, 2, *size, 3), np.float32)
@@ -41,6 +41,14 @@ def test_wide_layers_get_it(channels, size, products):
     gradient = jax.grad(lambda v, x: layer.apply(v, x).sum())
     hlo = jax.jit(gradient).lower(variables, x).as_text()
     assert hlo.count("dot_general") == products
+
+
+@pytest.mark.parametrize(("size", "products"), [(2, 9), (3, 0)])
+def test_images_smaller_than_the_kernel_are_matrix_products(size, products):
+    """XLA would take such an image for the kernel, and run a plain loop."""
+    layer, x = layers.conv3x3(8, "conv", np.float32), np.zeros((1, size, size, 8), np.float32)
+    variables = jax.eval_shape(layer.init, jax.random.key(0), x)
+    assert jax.jit(layer.apply).lower(variables, x).as_text().count("dot_general") == products
 
 
 @pytest.mark.parametrize(
