@@ -101,13 +101,15 @@ def test_retry_after_is_obeyed_by_all_requests(tmp_path):
 
 def test_a_run_that_fails_does_not_sleep_out_a_pause(tmp_path):
     """One request is told to wait for half an hour, another fails for good: nobody waits, and nothing is entered."""
-    first = threading.Event()
+    first, second = threading.Event(), threading.Event()
 
     def pause(handler, *right):
+        second.wait(10)  # else it would be sent after the pause
         stub.reply(handler, 429, {"Retry-After": "1800"}, b"")
         first.set()
 
     def refuse(handler, *right):
+        second.set()
         first.wait(10)
         time.sleep(0.3)
         stub.reply(handler, 404, {}, b"{}")
