@@ -3,9 +3,8 @@
 A batch is encoded once, whatever is asked about it. Every query is entered in the ledger before it is asked.
 """
 
-import functools
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +14,15 @@ from jax.typing import ArrayLike
 from dime_jax import _validate, data, draws
 from dime_jax._typing import Array, PyTree
 from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from
-from dime_jax.denoiser import ApplyFn, Denoiser, EpsFn, encoder, keeper
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.denoiser import Denoiser, EpsFn, encoder, keeper
+from dime_jax.scoring import programs
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry
 from dime_jax.scoring.walks import UnitWalk
-from dime_jax.xla_options import network_options
+
+T = TypeVar("T")
 
 
 class Answers(NamedTuple):
@@ -110,11 +110,30 @@ class Asker:
         for _ in range(call.queries):
             self._ledger.debit(rows)
         self._denoiser.queries.add(len(rows) * call.queries)
+        params, schedule, key = self._constants
         given = self._placement.put(start_from(call, given, batch.x))
-        compiled = program(self._denoiser.apply, call.template, self._placement.sharding)
-        condition = batch.conditions[call.condition]
-        answer = compiled(*self._constants, batch.x, batch.draw_ids, condition, call.arguments, given, batch.kept)
-        return jax.block_until_ready(answer) if self._placement.one_program_at_a_time else answer
+        about = programs.About(schedule, key, batch.x, batch.draw_ids, call.arguments, given, {}, batch.kept)
+        apply, sharding, condition = self._denoiser.apply, self._placement.sharding, batch.conditions[call.condition]
+        if isinstance(call, Whole):
+            return self._run(programs.whole(apply, call.template, sharding), about, params, condition)
+        about, eps = about._replace(drawn=self._draw(call, about)), None
+        if call.queries:
+            x, t = self._run(programs.query(call.template, sharding), about)
+            eps = self._run(programs.network(apply, sharding), params, x, t, condition)
+        return self._run(programs.answer(call.template, sharding), about, eps)
+
+    def _draw(self, call: Call, about: programs.About) -> dict[programs.Drawn, jax.Array]:
+        """What can be drawn before the call is made."""
+        batch_draws = draws.Draws(about.key, about.draw_ids)
+        return {
+            drawn: self._run(getattr(batch_draws, drawn.kind), call.arguments[drawn.position], about.x)
+            for drawn in programs.drawn_by(call.template)(about)
+        }
+
+    def _run(self, program: Callable[..., T], *arguments: object) -> T:
+        """What the program returns, which may still be on its way."""
+        result = program(*arguments)
+        return jax.block_until_ready(result) if self._placement.one_program_at_a_time else result
 
     def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> Answer:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
@@ -137,55 +156,6 @@ class Asker:
             return jnp.asarray(answer)
 
         return eps_fn
-
-
-@functools.lru_cache(maxsize=128)
-def program(
-    apply: ApplyFn, template: Callable[..., Call], sharding: jax.sharding.NamedSharding | None
-) -> Callable[..., Answer]:
-    """The compiled call: one program per template of a call, mostly its class, and batch shape.
-
-    The class is no argument of it. As a registered dataclass it would be part of a pytree structure, and structures of
-    different dataclasses compare equal in jax 0.10, so that on equal hashes one class would run another's program.
-    """
-    ask = functools.partial(_ask, apply, template)
-    return jax.jit(ask, out_shardings=sharding, compiler_options=network_options())
-
-
-def _ask(
-    apply: ApplyFn,
-    template: Callable[..., Call],
-    params: PyTree,
-    schedule: NoiseSchedule,
-    key: jax.Array,
-    x: jax.Array,
-    draw_ids: jax.Array,
-    condition: PyTree,
-    arguments: tuple[ArrayLike, ...],
-    given: PyTree,
-    kept: jax.Array | None = None,
-) -> Answer:
-    call, asked = template(*arguments), 0
-
-    def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
-        nonlocal asked
-        asked += 1
-        return apply(params, x, jnp.asarray(t, jnp.int32), condition)
-
-    try:
-        with keeping(kept):
-            answer = call.ask(eps_fn, schedule, x, draws.Draws(key, draw_ids), given)
-    except jax.errors.JAXTypeError as error:
-        if not isinstance(call, Whole):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"attack {call.attack!r} says that it is traceable, and cannot be compiled: {reason}"
-        ) from error
-    if asked > call.queries:
-        name = call.attack if isinstance(call, Whole) else type(call).__name__
-        raise ValueError(f"expected {name} to ask {call.queries} times per image, as it says it does, got {asked}")
-    return answer
 
 
 def _spread(values: Array, usable: np.ndarray) -> np.ndarray:

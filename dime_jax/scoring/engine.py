@@ -2,8 +2,8 @@
 
 Guarantees
 - Draws depend on (seed, example id, draw index) only.
-- One compilation per class of call and batch shape, for the whole (t, γ, probe) grid: a call's numbers, the weights and
-  the schedule are arguments of the program, and probes are drawn inside it.
+- The network is compiled once per batch shape, and what a class of call does around it once too, for the whole
+  (t, γ, probe) grid: a call's numbers, the weights and the schedule are arguments of these programs (see `programs`).
 - The host waits for the device once per unit of work, or once in a few seconds of one, with more already under way.
 - A run that was killed goes on where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
   With the same micro-batch it ends in the same table to the bit, with another micro-batch or other devices or processes

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dime_jax._typing import PyTree
-from dime_jax.attacks.calls import Raw
 from dime_jax.denoiser import Denoiser
-from dime_jax.scoring.asking import program
+from dime_jax.scoring import programs
 
 # A micro-batch of 32x32x3 images: one that stays in a CPU's caches, and one that fills an accelerator.
 _CPU_IMAGES, _ACCELERATOR_IMAGES = 8, 256
@@ -50,10 +49,8 @@ def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None
     default = default_micro_batch(denoiser.shape, jax.local_devices()[0].platform)
     seconds: dict[int, float] = {}
     for size in sorted(candidates or {max(1, default // 4), max(1, default // 2), default, 2 * default, 4 * default}):
-        x = jnp.zeros((size, *denoiser.shape))
-        condition = _blank(denoiser.condition_shape, size)
-        arguments = (denoiser.schedule, jax.random.key(0), x, jnp.zeros(size, jnp.uint32), condition, (0,), None)
-        run = functools.partial(program(denoiser.apply, Raw, None), denoiser.params, *arguments)
+        asked = jnp.zeros((size, *denoiser.shape)), jnp.int32(0), _blank(denoiser.condition_shape, size)
+        run = functools.partial(programs.network(denoiser.apply, None), denoiser.params, *asked)
         try:
             times = [_seconds(run) for _ in range(rounds + 1)]  # the first compiles
         except jax.errors.JaxRuntimeError as error:

@@ -93,7 +93,7 @@ def finished(tmp_path_factory, nudge):
 
 
 def test_it_is_compiled_once(finished):
-    assert finished.traces == 1
+    assert finished.traces == 3  # what it draws, what it asks, and what it makes of the answer
 
 
 def test_it_stands_in_results_and_page_under_its_family(finished, nudge):

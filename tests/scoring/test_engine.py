@@ -9,7 +9,7 @@ from tiny_model import FEW, GRID, SCHEDULE, SHAPE, TWO, floats, function, networ
 import dime_jax as dj
 from dime_jax import attacks, draws, scoring
 from dime_jax.attacks import dime, registry
-from dime_jax.scoring import asking, placement, planning, score_table
+from dime_jax.scoring import placement, planning, programs, score_table
 
 
 def direct(job, model, x, ids):
@@ -57,13 +57,18 @@ def traced(params, x, t, label):
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     model = network(apply=traced)
+    for part in (programs.query, programs.answer):
+        part.cache_clear()
     return scoring.score(model, source(), GRID, tmp_path_factory.mktemp("reference"), options=quiet(micro_batch=2))
 
 
 def test_one_program_per_kind_of_call_for_the_whole_grid(reference):
     kinds = {reading.call.__class__ for job in GRID for reading in job.recipe.readings}
     assert len(kinds) == 6
-    assert [(8, *SHAPE)] * (len(kinds) + 1) == TRACES  # Scaled is read by nobody, but asked
+    assert [(8, *SHAPE)] == TRACES, "the network is one program for all kinds"
+    sharding = placement.choose_placement(network(), None).sharding
+    for kind in {*kinds, dime.Scaled}:  # Scaled is read by nobody, but asked
+        assert programs.query(kind, sharding)._cache_size() == programs.answer(kind, sharding)._cache_size() == 1
 
 
 @pytest.mark.parametrize("name", sorted({job.attack.name for job in GRID}))
@@ -106,8 +111,8 @@ def test_draws_are_bitwise_the_same_on_any_devices(tmp_path):
 
 def test_kinds_of_call_with_equal_parameters_do_not_share_a_program():
     """A probe and its mirror differ by their class alone."""
-    programs = {asking.program(unconditional, kind, None) for kind in (dime.Probe, dime.Mirror)}
-    assert len(programs) == 2
+    for part in (programs.query, programs.answer):
+        assert len({part(kind, None) for kind in (dime.Probe, dime.Mirror)}) == 2
 
 
 def test_labels_travel_with_their_images(tmp_path):
@@ -288,7 +293,7 @@ def test_programs_of_more_virtual_devices_than_cores_do_not_overlap(tmp_path, mo
         return answer
 
     monkeypatch.setattr(placement.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(asking.jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
     options = quiet(micro_batch=2, devices=jax.devices()[:devices])
     scoring.score(network(), source(8), TWO, tmp_path, options=options)
     answers = [answer for answer in waited if isinstance(answer, attacks.Answer)]

@@ -5,17 +5,17 @@ import pytest
 from tiny_model import TWO, network, quiet, source
 
 from dime_jax import scoring, xla_options
-from dime_jax.scoring import asking
+from dime_jax.scoring import programs
 
 UNKNOWN = {"xla_cpu_no_such_option": ""}
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew():
-    for cached in (xla_options.network_options, asking.program):
+    for cached in (xla_options.network_options, programs.network):
         cached.cache_clear()
     yield
-    for cached in (xla_options.network_options, asking.program):
+    for cached in (xla_options.network_options, programs.network):
         cached.cache_clear()
 
 
@@ -31,6 +31,6 @@ def test_there_are_none_for_other_devices(monkeypatch):
 
 
 def test_queries_are_compiled_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "network_options", lambda: UNKNOWN)
+    monkeypatch.setattr(programs, "network_options", lambda: UNKNOWN)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such_option"):
         scoring.score(network(), source(3), TWO, tmp_path, options=quiet())
