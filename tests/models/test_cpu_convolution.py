@@ -43,10 +43,10 @@ def test_wide_layers_get_it(channels, size, products):
     assert hlo.count("dot_general") == products
 
 
-@pytest.mark.parametrize(("size", "products"), [(2, 9), (3, 0)])
-def test_images_smaller_than_the_kernel_are_matrix_products(size, products):
+@pytest.mark.parametrize(("channels", "size", "products"), [(32, 2, 9), (32, 3, 0), (16, 2, 0)])
+def test_images_smaller_than_the_kernel_are_matrix_products(channels, size, products):
     """XLA would take such an image for the kernel, and run a plain loop."""
-    layer, x = layers.conv3x3(8, "conv", np.float32), np.zeros((1, size, size, 8), np.float32)
+    layer, x = layers.conv3x3(channels, "conv", np.float32), np.zeros((1, size, size, channels), np.float32)
     variables = jax.eval_shape(layer.init, jax.random.key(0), x)
     assert jax.jit(layer.apply).lower(variables, x).as_text().count("dot_general") == products
 
