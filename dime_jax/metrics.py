@@ -7,13 +7,14 @@ What the intervals promise at confidence 1 - α, for images drawn independently:
 
   metric     interval                                           holds
   AUC        DeLong on the logit scale                          asymptotically; never inside the last line's
-  ASR        inverted worst case (`_advantage_limits`)          at least 1 - α for any ROC curve, asymptotically
+  ASR        random halves (`_advantage_limits`)                at least 1 - α for any ROC curve, asymptotically
   TPR@FPR    resampled false positives and members              asymptotically; starts at 0 if n_heldout · fpr < 3
   no spread  `interval_without_spread`                          at least 1 - α, for any n
 
 Images of one group (one person, one shoot, copies) are not independent. Where groups are given, only groups need be:
-the AUC has DeLong's error with the placements of a group added up, and the other two have their intervals at the number
-of independent images that vary as much (`effective_size`). Groups of one image give the plain intervals.
+the AUC has DeLong's error with the placements of a group added up, the other two have their intervals at the number of
+independent images that vary as much (`effective_size`), and halves are made of whole groups. Groups of one image give
+the plain intervals.
 
 Scores must be finite one-dimensional arrays; any NaN or infinity is refused.
 """
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import integrate, optimize, special, stats
+from scipy import optimize, special, stats
 
 from dime_jax import _validate
 
@@ -32,6 +33,7 @@ Groups = tuple[npt.ArrayLike | None, npt.ArrayLike | None]  # of members and hel
 
 # The Monte-Carlo error of a 95 % limit is then 1 % of the interval's width. A resample costs O(1), not O(n).
 _RESAMPLES = 5_000
+_HALVINGS = 8  # of the images, at random, for the ASR's interval
 
 
 class Estimate(NamedTuple):
@@ -110,7 +112,7 @@ def evaluate(
     operating_points = {fpr: _tpr_at_fpr(member, heldout, fpr, confidence, seed, sizes) for fpr in fprs}
     return Metrics(
         auc=_auc(member, heldout, confidence, (of_member, of_heldout)),
-        asr=_asr(member, heldout, confidence, sizes),
+        asr=_asr(member, heldout, confidence, seed, (of_member, of_heldout), sizes),
         tpr_at_fpr={fpr: tpr for fpr, (tpr, _) in operating_points.items()},
         attained_fpr={fpr: false / heldout.size for fpr, (_, false) in operating_points.items()},
         false_positives={fpr: false for fpr, (_, false) in operating_points.items()},
@@ -270,24 +272,75 @@ def interval_without_spread(value: float, n: int, confidence: float, least: floa
 # ---------------------------------------------------------------------------------------------------------------- ASR
 
 
-def _asr(member: np.ndarray, heldout: np.ndarray, confidence: float, sizes: tuple[float, float]) -> Estimate:
+def _asr(
+    member: np.ndarray,
+    heldout: np.ndarray,
+    confidence: float,
+    seed: int,
+    groups: tuple[np.ndarray, np.ndarray],
+    sizes: tuple[float, float],
+) -> Estimate:
     _, hits, false = _counts(member, heldout)
     advantage = float(np.max(hits / member.size - false / heldout.size))
-    low, high = _advantage_limits(advantage, *sizes, (1 - confidence) / 2)
+    halves = _halved_advantages(member, heldout, groups, seed)
+    low, high = _advantage_limits(advantage, halves, *sizes, (1 - confidence) / 2)
     return Estimate((1 + advantage) / 2, (1 + low) / 2, (1 + high) / 2)
 
 
-def _advantage_limits(advantage: float, n: float, m: float, tail: float) -> tuple[float, float]:
-    """Confidence limits, each wrong with probability at most `tail`, for D = sup_tau (TPR - FPR) = 2 ASR - 1.
+class _HalvedAdvantages(NamedTuple):
+    """TPR - FPR at the best threshold of a random half: `inside` that half, and `across`, on the other images."""
 
-    The estimate D̂ is a maximum, hence biased upwards, and its law depends on the whole ROC curve. Both limits invert a
-    test against the curve that is worst for them:
+    inside: float
+    across: float
 
-    lower: D̂ is stochastically largest, for given D, on the line TPR = min(1, FPR + D): moving members to lower scores
-      can only raise every TPR. There D̂'s tail has a closed form (`_worst_case_tail`). At D = 0 it is
-      Kolmogorov-Smirnov's one-sided test, and the limit is 0 when that test does not reject.
-    upper: D̂ is at least the observed TPR - FPR at the best threshold of the population, which is unbiased for D. So no
-      simultaneous band is needed: a normal limit at the largest variance that D allows is enough.
+
+def _halved_advantages(
+    member: np.ndarray, heldout: np.ndarray, groups: tuple[np.ndarray, np.ndarray], seed: int
+) -> _HalvedAdvantages:
+    """Means over both halves of several random halvings of the groups; each half has its share of both classes.
+
+    Across, a threshold stands for all between two scores of its half; what is in between on the other side counts half.
+    Where a half has no member, or no held-out image, nothing is learned: `across` has a 0.
+    """
+    scores, group = np.concatenate([member, heldout]), np.concatenate(groups)
+    order = np.argsort(scores, kind="stable")
+    scores, group, is_member = scores[order], group[order], order < member.size
+    last_of_ties = np.append(scores[1:] != scores[:-1], True)
+    share = np.bincount(group, is_member) / np.bincount(group)  # of members in each group
+    rng = np.random.default_rng(seed)
+    inside, across = [], []
+    for _ in range(_HALVINGS):
+        half = np.empty(share.size, bool)
+        half[np.lexsort((rng.random(share.size), share))] = np.arange(share.size) % 2
+        for chosen in (half[group], ~half[group]):
+            own = [chosen & role for role in (is_member, ~is_member)]
+            others = [~chosen & role for role in (is_member, ~is_member)]
+            if not all(map(np.any, own + others)):
+                across.append(0.0)
+                continue
+            counts = np.sum(own, axis=1)
+            advantages = np.cumsum(own[0] * counts[1] - own[1] * counts[0])  # in integers: rounding breaks no tie
+            best = int(np.argmax(np.where(last_of_ties, advantages, 0)))
+            inside.append(max(0.0, advantages[best] / np.prod(counts)))
+            above = scores[best + 1 :][chosen[best + 1 :]]
+            flagged = ((scores <= scores[best]) + (scores < np.append(above, np.inf)[0]).astype(float)) / 2
+            found = np.mean(flagged[others[0]]) - np.mean(flagged[others[1]])
+            across.append(found if advantages[best] > 0 else 0.0)
+    return _HalvedAdvantages(float(np.mean(inside or [1.0])), float(np.mean(across)))
+
+
+def _advantage_limits(
+    advantage: float, halves: _HalvedAdvantages, n: float, m: float, tail: float
+) -> tuple[float, float]:
+    """Confidence limits, each wrong with probability about `tail` at most, for D = sup_tau (TPR - FPR) = 2 ASR - 1.
+
+    The estimate D̂ is a maximum, hence biased upwards, by an amount that depends on the whole ROC curve. So each limit
+    is a normal one, at the largest variance that it allows, around an estimate that errs to its own side on any curve:
+
+    lower: the advantage of one half's best threshold on the other half. On average it is that of some threshold, hence
+      at most D; on a curve with a flat top it is D.
+    upper: D̂ less the bias that halving adds. The bias of n images falls as 1/n or slower (a corner; n^-2/3 at a smooth
+      top, n^-1/2 on a flat one), so that of half as many is at most twice as large, and what is left is at least D.
     """
 
     def largest_error(d: float) -> float:
@@ -296,35 +349,13 @@ def _advantage_limits(advantage: float, n: float, m: float, tail: float) -> tupl
         return float(np.sqrt(max(0.0, tpr * (1 - tpr) / n + fpr * (1 - fpr) / m)))
 
     quantile = stats.norm.isf(tail)
+    at_most, at_least = halves.across, advantage - max(0.0, halves.inside - advantage)
     low, high = 0.0, 1.0
-    if _worst_case_tail(advantage, 0.0, n, m) < tail:
-        low = optimize.brentq(lambda d: _worst_case_tail(advantage - d, d, n, m) - tail, 0.0, advantage)
-    if advantage < 1:
-        high = optimize.brentq(lambda d: advantage + quantile * largest_error(d) - d, advantage, 1.0)
-    return low, high
-
-
-def _worst_case_tail(excess: float, d: float, n: float, m: float) -> float:
-    """P(D̂ > d + excess) for n members and m held-out images whose ROC curve is TPR = min(1, FPR + d), for large n, m.
-
-    Along the line, D̂(FPR) - d is a Brownian bridge of variance s² = 1/n + 1/m per unit of FPR, over the length 1 - d,
-    from A ~ N(0, d(1-d)/n) to B ~ N(0, d(1-d)/m), independent. A bridge from a to b passes c > a, b with probability
-    exp(-2 (c-a)(c-b) / (s² (1-d))). Below, x = c - A and y = c - B; y is integrated in closed form, x by quadrature.
-    """
-    if excess <= 0:
-        return 1.0
-    rate = 2 / ((1 / n + 1 / m) * (1 - d))
-    if d == 0:
-        return float(np.exp(-rate * excess**2))
-    sd_x, sd_y = np.sqrt(d * (1 - d) / n), np.sqrt(d * (1 - d) / m)
-
-    def stays_below(x: np.ndarray) -> np.ndarray:
-        slope = rate * x
-        log_crossed = slope * (slope * sd_y**2 / 2 - excess) + special.log_ndtr(excess / sd_y - slope * sd_y)
-        density = np.exp(-(((x - excess) / sd_x) ** 2) / 2) / (sd_x * np.sqrt(2 * np.pi))
-        return density * (special.ndtr(excess / sd_y) - np.exp(log_crossed))
-
-    return 1 - float(integrate.fixed_quad(stays_below, max(0.0, excess - 9 * sd_x), excess + 9 * sd_x, n=120)[0])
+    if at_most > quantile * largest_error(0.0):
+        low = optimize.brentq(lambda d: d + quantile * largest_error(d) - at_most, 0.0, at_most)
+    if at_least < 1:
+        high = optimize.brentq(lambda d: at_least + quantile * largest_error(d) - d, min(at_least, 0.0), 1.0)
+    return min(low, advantage), max(high, advantage)
 
 
 # ------------------------------------------------------------------------------------------------------------ TPR@FPR
