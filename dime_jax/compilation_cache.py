@@ -40,7 +40,7 @@ def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os
         say(f"warning: compiled programs are not kept: cannot write to {directory}: {error.strerror}")
         return None
     environment[_JAX_DIRECTORY] = str(directory)
-    environment.setdefault(_JAX_LEAST_SECONDS, "0.2")
+    environment.setdefault(_JAX_LEAST_SECONDS, "0")
     return directory
 
 

@@ -60,3 +60,38 @@ def test_a_second_process_compiles_nothing_and_a_full_disk_is_no_error(tmp_path)
     assert run(cache) == "7.0\n"
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*-cache")} == before
     assert run("/dev/full/cache").endswith("7.0\n")
+
+
+AUDIT = """
+import sys
+from dime_jax import compilation_cache
+compilation_cache.use(print)
+import jax.monitoring
+from dime_jax import cli
+missed = []
+jax.monitoring.register_event_listener(lambda name, **_: missed.append(name) if name.endswith("cache_misses") else None)
+attacks = ["--attacks", "sima_l4", "dime", "--profile", "light"]
+assert cli.main(["audit", *attacks, "--quiet", "--output", sys.argv[1]]) == 0
+print("missed", len(missed))
+"""
+
+
+@pytest.mark.slow
+def test_an_audit_compiles_nothing_that_another_has_compiled_and_two_share_a_cache(tmp_path):
+    environment = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "DIME_JAX_CACHE": str(tmp_path / "cache")}
+
+    def start(name):
+        command = [sys.executable, "-c", AUDIT, str(tmp_path / name)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def missed(process):
+        out, error = process.communicate(timeout=600)
+        assert process.returncode == 0, error
+        assert "warning: compiled" not in error
+        return int(out.rpartition("missed ")[2])
+
+    together = [start("first"), start("second")]
+    assert all(missed(process) > 0 for process in together)
+    assert missed(start("third")) == 0
+    verdicts = [(tmp_path / name / "candidates.csv").read_text() for name in ("first", "second", "third")]
+    assert verdicts[0] == verdicts[1] == verdicts[2]

@@ -73,6 +73,7 @@ def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
     assert len(set(pictures)) == 60  # nobody is on two sides
 
 
+@pytest.mark.slow
 def test_another_training_is_refused(tmp_path, monkeypatch):
     size = latent_study.Size(30, 0, 0, 8)
     monkeypatch.setattr(latent_study, "_train", lambda loss, variables, *_: variables)

@@ -175,7 +175,9 @@ class TestNoise:
 
 
 class TestAccounting:
-    @pytest.mark.parametrize(("epsilon", "expected"), [(1, 21.13), (4, 6.17), (10, 2.92)])
+    @pytest.mark.parametrize(
+        ("epsilon", "expected"), [(1, 21.13), (4, 6.17), pytest.param(10, 2.92, marks=pytest.mark.slow)]
+    )
     def test_noise_of_the_papers_runs(self, epsilon, expected):
         privacy = dp.Privacy(epsilon=epsilon, steps=7812)  # 500 epochs of batch 64 over 1000 images
         z = dp.calibrated_noise(privacy, 64 / 1000)

@@ -20,7 +20,7 @@ from dime_jax import checkpoints, data, training
 
 SPEC = tiny.spec(dropout=0.1)
 SCRIPT = pathlib.Path(__file__).with_name("killed_training.py")
-STEPS = 40
+STEPS = 20
 
 
 def start(workdir, *arguments):
@@ -105,7 +105,7 @@ def test_stopped_and_continued_it_is_the_same_and_on_two_devices_close(unbroken,
     workdir = tmp_path / "run"
     shutil.copytree(half, workdir)
     train(workdir, devices=devices)
-    assert apart(variables(half / "model"), variables(unbroken / "model")) > 1e-3  # 20 updates do change the weights
+    assert apart(variables(half / "model"), variables(unbroken / "model")) > 1e-3  # ten updates do change the weights
     assert apart(variables(workdir / "model"), variables(unbroken / "model")) <= most
 
 
