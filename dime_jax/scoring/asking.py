@@ -114,7 +114,7 @@ class Asker:
         given = self._placement.put(start_from(call, given, batch.x))
         about = programs.About(schedule, key, batch.x, batch.draw_ids, call.arguments, given, {}, batch.kept)
         apply, sharding, condition = self._denoiser.apply, self._placement.sharding, batch.conditions[call.condition]
-        if isinstance(call, Whole):
+        if isinstance(call, Whole) or call.queries > 1:
             return self._run(programs.whole(apply, call.template, sharding), about, params, condition)
         about, eps = about._replace(drawn=self._draw(call, about)), None
         if call.queries:

@@ -3,8 +3,9 @@
 A call builds a query, asks the network and reduces the answer. Compiled as one piece, every kind of call would hold the
 whole network again, and compiling networks takes most of a short audit's time on CPUs. So a call is cut in two where it
 asks: `query` runs it up to there, `answer` runs it with the network's answer at hand. Both are small, and know nothing
-of the model. Random numbers take long to compile as well, so they are drawn beforehand by one program for all calls,
-if their index is one of the call's own numbers (`drawn_by`).
+of the model. Only a call that asks several times is still one piece (`whole`). Random numbers take long to compile as
+well, so they are drawn beforehand by one program for all calls, if their index is one of the call's own numbers
+(`drawn_by`).
 
 Both halves are compiled for each kind of call (its template, mostly its class) and batch shape. The class is no
 argument of them. As a registered dataclass it would be part of a pytree structure, and structures of different
@@ -62,8 +63,8 @@ class About(NamedTuple):
     kept: jax.Array | None
 
 
-class _Asked(Exception):
-    """Ends a call where it asks, and carries the query out of it."""
+class _Asked(BaseException):
+    """Ends a call where it asks, whatever exceptions it expects there, and carries the query out of it."""
 
     def __init__(self, x: jax.Array, t: jax.Array):
         super().__init__(x, t)
@@ -89,7 +90,7 @@ def query(template: Template, sharding: NamedSharding | None) -> Callable[[About
             _ask(call, eps_fn, about)
         except _Asked as asked:
             return asked.x, asked.t
-        raise ValueError(f"expected {type(call).__name__} to ask the model, got an answer without")
+        raise ValueError(f"expected {_name(call)} to ask the model, got an answer without")
 
     return jax.jit(run, out_shardings=(sharding, None))  # t is mostly one for all rows
 
@@ -106,9 +107,9 @@ def answer(template: Template, sharding: NamedSharding | None) -> Callable[[Abou
 
 @functools.lru_cache(maxsize=128)
 def whole(
-    apply: ApplyFn, template: Callable[..., Whole], sharding: NamedSharding | None
+    apply: ApplyFn, template: Template, sharding: NamedSharding | None
 ) -> Callable[[About, PyTree, PyTree], Answer]:
-    """An attack in one piece, whatever it asks: (about, params, condition) -> its answer."""
+    """A call in one piece, however often it asks: (about, params, condition) -> its answer."""
 
     def run(about: About, params: PyTree, condition: PyTree) -> Answer:
         call = template(*about.arguments)
@@ -121,7 +122,7 @@ def whole(
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"attack {call.attack!r} says that it is traceable, and cannot be compiled: {reason}"
+                f"attack {_name(call)!r} says that it is traceable, and cannot be compiled: {reason}"
             ) from error
 
     return jax.jit(run, out_shardings=sharding, compiler_options=network_options())
@@ -200,6 +201,11 @@ def _ask_at_most(call: Call, eps_fn: Callable[[jax.Array, ArrayLike], jax.Array 
 
     found = _ask(call, counted, about)
     if asked > call.queries:
-        name = call.attack if isinstance(call, Whole) else type(call).__name__
-        raise ValueError(f"expected {name} to ask {call.queries} times per image, as it says it does, got {asked}")
+        raise ValueError(
+            f"expected {_name(call)} to ask {call.queries} times per image, as it says it does, got {asked}"
+        )
     return found
+
+
+def _name(call: Call) -> str:
+    return call.attack if isinstance(call, Whole) else type(call).__name__

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_model import GRID, SCHEDULE, SHAPE, network
+from tiny_model import GRID, SCHEDULE, SHAPE, floats, network, quiet, source
 
-from dime_jax import attacks, draws
+from dime_jax import attacks, draws, scoring
 from dime_jax.attacks.base import Answer, Call, norm, query, start_from
-from dime_jax.scoring import programs
+from dime_jax.scoring import planning, programs
 
 KEY, IDS = jax.random.key(3), draws.id_numbers(["a", "b", "c"])
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, *SHAPE)), jnp.float32)
@@ -79,6 +79,27 @@ class AsksTwice(NextProbe):
 class Silent(NextProbe):
     def ask(self, *arguments):
         return Answer(None, {})
+
+
+class TwoTimes(NextProbe):
+    """Asks at t = 10 and at t = 900."""
+
+    queries = 2
+
+    def check(self, schedule):
+        pass
+
+    def ask(self, eps_fn, schedule, x, draws, given):
+        return Answer(None, {"difference": norm(query(eps_fn, x, 10) - query(eps_fn, x, 900))})
+
+
+def test_a_call_that_asks_twice_gets_two_answers(tmp_path):
+    recipe = attacks.base.one_number(TwoTimes(0), "difference")
+    job = planning.Job(attacks.Attack("two_times", "Two times", "", recipe=lambda setting: recipe), {"t": 0})
+    table = scoring.score(network(), source(3), [job], tmp_path, options=quiet())
+    x = floats(source(3))
+    np.testing.assert_allclose(table.terms(job)[0], norm(EPS(x, 10) - EPS(x, 900)), rtol=1e-5)
+    assert table.queries_made == 6
 
 
 def test_an_index_that_is_computed_is_drawn_inside():
