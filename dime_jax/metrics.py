@@ -300,7 +300,8 @@ def _halved_advantages(
     """Means over both halves of several random halvings of the groups; each half has its share of both classes.
 
     Across, a threshold stands for all between two scores of its half; what is in between on the other side counts half.
-    Where a half has no member, or no held-out image, nothing is learned: `across` has a 0.
+    Where a half has no member, or no held-out image, nothing is learned: `across` has a 0, and
+    `inside` is 0 if it never has both, which corrects nothing.
     """
     scores, group = np.concatenate([member, heldout]), np.concatenate(groups)
     order = np.argsort(scores, kind="stable")
@@ -326,7 +327,7 @@ def _halved_advantages(
             flagged = ((scores <= scores[best]) + (scores < np.append(above, np.inf)[0]).astype(float)) / 2
             found = np.mean(flagged[others[0]]) - np.mean(flagged[others[1]])
             across.append(found if advantages[best] > 0 else 0.0)
-    return _HalvedAdvantages(float(np.mean(inside or [1.0])), float(np.mean(across)))
+    return _HalvedAdvantages(float(np.mean(inside or [0.0])), float(np.mean(across)))
 
 
 def _advantage_limits(

@@ -271,6 +271,14 @@ def test_halves_err_to_both_sides_of_the_truth():
         assert full - (np.mean([row[0] for row in found[:40]]) - full) > truth - 3 * 0.13 / np.sqrt(40)
 
 
+def test_without_two_groups_of_a_class_the_asr_is_not_corrected():
+    rng = np.random.default_rng(0)
+    groups = np.zeros(50, int), 1 + np.arange(50)
+    halves = metrics._halved_advantages(rng.normal(size=50), rng.normal(size=50), groups, seed=0)
+    assert halves == (0, 0)
+    assert metrics._advantage_limits(0.2, halves, 50, 50, 0.025)[1] > 0.35
+
+
 def test_asr_limits_are_normal_ones_around_their_estimates():
     """Equal classes: the variance (t(1-t) + f(1-f))/n at t - f = d is largest at t = 1 - f, where it is (1 - d²)/2n."""
     low, high = metrics._advantage_limits(0.4, metrics._HalvedAdvantages(0.43, 0.38), 500, 500, 0.025)

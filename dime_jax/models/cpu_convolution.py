@@ -20,8 +20,8 @@ _MIN_WINOGRAD_PIXELS = 256  # in an image; below, transforming the gradient cost
 
 def is_faster(x: jax.Array, kernel: jax.Array) -> bool:
     """Whether `convolve` beats XLA's convolution or its gradient for x [B, H, W, C], kernel [3, 3, C, K] on a CPU."""
-    wide = x.shape[1] * x.shape[2] < _MIN_WINOGRAD_PIXELS and not _is_tiny(x)
-    return min(kernel.shape[2:]) >= (128 if wide else 32)
+    small = x.shape[1] * x.shape[2] < _MIN_WINOGRAD_PIXELS and not _is_tiny(x)
+    return min(kernel.shape[2:]) >= (128 if small else 32)
 
 
 @jax.custom_jvp
