@@ -266,11 +266,11 @@ class TestMemory:
 @pytest.mark.parametrize(
     ("shape", "platform", "expected"),
     [
-        ((32, 32, 3), "cpu", 8),
+        ((32, 32, 3), "cpu", 16),
         ((32, 32, 3), "gpu", 256),
         ((256, 256, 3), "tpu", 4),
         ((256, 256, 3), "cpu", 1),
-        ((8, 8, 1), "cpu", 64),
+        ((8, 8, 1), "cpu", 128),
     ],
 )
 def test_the_micro_batch_is_a_fixed_function_of_image_and_device(shape, platform, expected):
