@@ -28,7 +28,7 @@ IMAGE = (32, 32, 3)
 PROBES = 10
 ROUNDS = 3
 BATCHES = 2
-TORCH_MICRO_BATCHES = (4, 8)
+TORCH_MICRO_BATCHES = (4, 8, 16)
 METHODS = ("loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector", "dime")
 
 

@@ -76,6 +76,8 @@ class NoiseSchedule:
 
     def _look_up(self, table: Array, t: ArrayLike) -> jax.Array:
         _validate.check_timestep(t, self.num_steps)
+        if isinstance(table, np.ndarray) and isinstance(t, int | np.integer | np.ndarray):
+            return jnp.asarray(table[t])  # on the host, which is quicker than to send the table
         return jnp.asarray(table)[t]
 
 

@@ -5,6 +5,8 @@ per host with `--distributed`; elsewhere also give `--coordinator=HOST:PORT --nu
 processes must see the same workdir.
 
 With `--seeds=0,1,2` a study of several models runs one after the other (see `experiments.seeds`).
+
+Compiled programs are kept in the user's cache directory, as the command line keeps them (`dime_jax.compilation_cache`).
 """
 
 import sys
@@ -15,6 +17,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
+from dime_jax import compilation_cache
 from dime_jax._flags import underscored
 from experiments.seeds import seeded
 
@@ -53,6 +56,7 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # orbax tells every move it makes
+        keep_programs()
         if len(argv) > 1:
             raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         if distributed.value:
@@ -65,3 +69,11 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
             raise SystemExit(f"error: {error}") from None
 
     run_app(run)
+
+
+def keep_programs() -> None:
+    """Keep what is compiled from now on; JAX is imported already, so that variables alone would not reach it."""
+    directory = compilation_cache.use(logging.warning)
+    if directory is not None:
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

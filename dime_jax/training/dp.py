@@ -30,6 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dp_accounting import pld
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
 from jax_privacy import batch_selection, clipping, noise_addition
 
 from dime_jax import _files, _validate, data, models
@@ -215,7 +217,7 @@ def microbatch_size(params: PyTree, rows: int) -> int:
     return rows if fitting >= rows else min(ROWS_MULTIPLE, 2 ** (fitting.bit_length() - 1))
 
 
-def add_noise(gradient: PyTree, stddev: float, key: jax.Array) -> PyTree:
+def add_noise(gradient: PyTree, stddev: ArrayLike, key: jax.Array) -> PyTree:
     """Independent N(0, stddev²) added to every number of a tree."""
     privatizer = noise_addition.gaussian_privatizer(stddev=stddev, prng_key=key)
     with jax.numpy_dtype_promotion("standard"):
@@ -253,7 +255,9 @@ def dp_method(recipe: TrainingRecipe, count: int, privacy: Privacy, *, microbatc
         )
     stddev = z * privacy.clip_norm / recipe.batch_size
 
-    def gradient(losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array) -> Gradient:
+    def gradient(
+        stddev: jax.Array, losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array
+    ) -> Gradient:
         dropout_key, noise_key = jax.random.split(key)
         loss, total = clipped_gradient(
             losses,
@@ -268,7 +272,7 @@ def dp_method(recipe: TrainingRecipe, count: int, privacy: Privacy, *, microbatc
 
     promise = ", ".join(f"{name}={value:g}" for name, value in dataclasses.asdict(privacy).items())
     name = f"dp-sgd, {promise}, noise_multiplier={z:g}, rows={batches.shape[1]}"
-    return Method(name, grain.MapDataset.source(batches), gradient, adam(recipe))
+    return Method(name, grain.MapDataset.source(batches), Partial(gradient, stddev), adam(recipe))
 
 
 def _batches_for(recipe: TrainingRecipe, count: int, steps: int) -> np.ndarray:

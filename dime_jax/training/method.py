@@ -29,7 +29,8 @@ class Method(NamedTuple):
       draws: positions in the training set for each update, int [rows], -1 for padding; the same number of rows always.
         Element k depends on k alone.
       gradient: (losses function, params, noised batch, key) -> Gradient. It runs inside the jitted step; rows with mask
-        False must not count.
+        False must not count. Numbers that `jax.tree_util.Partial` has bound are arguments of the step, so that methods
+        which differ in these alone have one program.
       optimizer: what it does with gradients.
     """
 

@@ -1,11 +1,13 @@
 """One update: noise a batch, get its gradient, apply the optimiser, average the weights."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import Partial
 
 from dime_jax import models
 from dime_jax._distributed import replicated
@@ -45,7 +47,7 @@ def initial_state(
 def make_step(
     spec: models.ModelSpec, recipe: TrainingRecipe, method: Method, mesh: jax.sharding.Mesh
 ) -> Callable[[TrainState, Examples, Keys], tuple[TrainState, jax.Array]]:
-    """The jitted update (state, examples, keys) -> (state, loss); its first argument is donated.
+    """The jitted update (state, examples, keys) -> (state, loss); the state is donated.
 
     The state is a copy on every device of the mesh, the examples are cut along their rows. All randomness comes from
     `keys`, hence from the seed and the number of the update: a run continues as if it had never stopped, on any number
@@ -54,14 +56,17 @@ def make_step(
     network = models.build(spec.architecture, dtype=jnp.dtype(recipe.compute_dtype), remat=recipe.remat)
     schedule = spec.schedule.build()
 
-    def step(state: TrainState, examples: Examples, keys: Keys) -> tuple[TrainState, jax.Array]:
+    def step(gradient_of: Partial, state: TrainState, examples: Examples, keys: Keys) -> tuple[TrainState, jax.Array]:
         noised = noise_examples(keys, examples, schedule, spec.prediction, recipe.flips)
         losses = image_losses(network, state.constants)
-        loss, gradient = method.gradient(losses, state.params, noised, as_key(keys.dropout))
+        loss, gradient = gradient_of(losses, state.params, noised, as_key(keys.dropout))
         with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and integers, which strict callers forbid
             updates, optimizer = method.optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = optax.incremental_update(params, state.ema, 1 - recipe.ema_decay)
         return TrainState(state.step + 1, params, ema, state.constants, optimizer), loss
 
-    return jax.jit(step, donate_argnums=0, out_shardings=replicated(mesh))
+    update = jax.jit(step, donate_argnums=1, out_shardings=replicated(mesh))
+    # A Partial of a Partial would hide the numbers that the inner one has bound.
+    gradient_of = method.gradient if isinstance(method.gradient, Partial) else Partial(method.gradient)
+    return functools.partial(update, gradient_of)

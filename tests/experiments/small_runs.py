@@ -6,7 +6,7 @@ import json
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import pipeline
+from dime_jax import pipeline, scoring
 
 SHAPE = (2, 2, 1)
 
@@ -25,7 +25,8 @@ def make_run(directory, jobs, size, member_scale, heldout_scale, seed):
     source = dj.data.from_images(pixels)
     halves = dj.data.halves(dj.data.Split(np.arange(size), np.arange(size, 2 * size)), source.ids, seed=seed)
     model = dj.Denoiser.from_function(knows_small_images, dj.linear_schedule(), SHAPE, name="small")
-    pipeline.run(directory, model, source, halves, jobs, seed=seed)
+    options = scoring.ScoringOptions(micro_batch=64, silent=True)
+    pipeline.run(directory, model, source, halves, jobs, seed=seed, options=options)
 
 
 def pretend(directory, study, variant, **changes):

@@ -11,10 +11,12 @@ import tiny
 from scipy import optimize, stats
 
 from dime_jax import checkpoints, models, training
+from dime_jax._distributed import data_mesh
 from dime_jax.training import dp, inputs
 from dime_jax.training.keys import as_key, update_keys
-from dime_jax.training.method import mean_gradient
+from dime_jax.training.method import adam, mean_gradient
 from dime_jax.training.objective import NoisedExamples
+from dime_jax.training.step import initial_state, make_step
 
 # jax_privacy calls what optax has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -172,6 +174,22 @@ class TestNoise:
         total = clipped(noised, params, clip_norm=0.3, batch_size=4).gradient
         stddev = dp.calibrated_noise(privacy, 0.4) * 0.3 / 4
         assert stats.kstest(np.ravel(noisy - total), stats.norm(scale=stddev).cdf).pvalue > 0.01
+
+    def test_budgets_that_differ_in_their_noise_alone_are_one_program(self, monkeypatch):
+        monkeypatch.setattr(dp, "calibrated_noise", lambda privacy, probability: 1 / privacy.epsilon)
+        mesh, recipe, spec = data_mesh(jax.devices()[:1]), tiny.recipe(steps=1), tiny.spec()
+        state = initial_state(spec, recipe, adam(recipe))
+        examples = inputs.Examples(np.zeros((16, 4, 4, 1), np.float32), None, np.ones(16, bool))
+
+        def lowered(epsilon):
+            method = dp.dp_method(recipe, 10, dp.Privacy(epsilon=epsilon, steps=1))
+            update = make_step(spec, recipe, method, mesh)
+            (stddev,) = jax.tree.leaves(update.args)
+            return stddev, update.func.lower(*update.args, state, examples, update_keys(0, 1)).as_text()
+
+        (more_noise, one), (less_noise, two) = lowered(0.5), lowered(1.0)
+        assert more_noise > less_noise
+        assert one == two
 
 
 class TestAccounting:
