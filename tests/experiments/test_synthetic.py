@@ -162,6 +162,7 @@ class TestAttackStudy:
                     eps = (query - naive_cloud(points[:5], query, abar)[0]) / sigma
                     np.testing.assert_allclose(found[k, level], np.linalg.norm(eps, axis=1), rtol=1e-3, atol=1e-4)
 
+    @pytest.mark.slow
     def test_dime_leads_on_average_for_each_n_and_q(self, reduced):
         study = synthetic.attack_study(reduced)
         assert [panel.n for panel in study.dataset_size] == [10, 100]
