@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What is imported by now stays: looking through it for garbage took a twentieth of the time."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.hookimpl(trylast=True)

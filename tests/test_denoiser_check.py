@@ -38,7 +38,7 @@ def digits():
     """Members and held-out images of the shipped model, in [-1, 1]."""
     source = data.open_source("digits")
     transform = data.transform_for(source, SHAPE)
-    split = np.load(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits" / "split.npz")
+    split = dict(np.load(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits" / "split.npz"))
     return tuple(np.stack([transform(source[i].image) for i in split[side]]) for side in ("member", "heldout"))
 
 

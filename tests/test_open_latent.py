@@ -58,7 +58,7 @@ def lora_file(path):
 
 def test_an_opened_pipeline_computes_what_torch_does(opened):
     """Against what diffusers and transformers computed with the same folder, see parity/make_latent_golden.py."""
-    model, golden = opened.denoiser, np.load(GOLDEN / "expected.npz")
+    model, golden = opened.denoiser, dict(np.load(GOLDEN / "expected.npz"))
     assert (model.image_shape, model.shape, model.conditions) == ((16, 16, 3), (8, 8, 4), TEXT_CONDITIONS)
     found = {
         "eps": model.eps(golden["x"], golden["t"], golden["embeddings"]),
@@ -136,7 +136,7 @@ def test_held_weights_compute_in_float32(cache, opened):
     for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):
         assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
     assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
-    model, golden = models[0], np.load(GOLDEN / "expected.npz")
+    model, golden = models[0], dict(np.load(GOLDEN / "expected.npz"))
     rounded = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float32), opened.denoiser.params
     )

@@ -236,7 +236,7 @@ class TestWhatIsNoDenoiser:
         shipped = dj.load_denoiser("digits")
         wrong = dj.Denoiser(shipped.apply, shipped.params, dj.cosine_schedule(), (8, 8, 1), fingerprint="wrong")
         digits = dj.data.open_source("digits")
-        split = np.load(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits" / "split.npz")
+        split = dict(np.load(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits" / "split.npz"))
         sides = [np.stack([digits[i].image for i in split[side][:60]]) for side in ("member", "heldout")]
         members, heldout = (dj.data.from_images(x, name=n, transform="digits") for x, n in zip(sides, "mh"))
         settings = {"model": wrong, "members": members, "heldout": heldout, "attacks": ("sima_l4",)}

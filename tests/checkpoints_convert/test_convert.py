@@ -55,7 +55,7 @@ def test_golden_outputs(source, options, expected, output, dialect, weights, tmp
     assert len(metadata["sha256"]) == 64
     assert metadata["source"] == ("diffusion_pytorch_model.safetensors" if dialect == "diffusers" else source)
     denoiser = checkpoints.load_denoiser(directory)
-    golden = np.load(GOLDEN / f"{expected}_expected.npz")
+    golden = dict(np.load(GOLDEN / f"{expected}_expected.npz"))
     x = np.moveaxis(golden["x"], 1, -1)
     assert denoiser.image_shape == x.shape[1:]
     label = golden["y"] if denoiser.num_classes else None

@@ -10,14 +10,14 @@ from dime_jax import data
 from dime_jax.data import transforms
 
 # Outputs of torchvision 0.28.0 (Resize, CenterCrop, ToTensor, 2x - 1) on seeded noise; of 256x256 every 16th pixel.
-TORCHVISION = np.load(pathlib.Path(__file__).with_name("torchvision_transforms.npz"))
+TORCHVISION = dict(np.load(pathlib.Path(__file__).with_name("torchvision_transforms.npz")))
 
 
 def noise(height, width, channels=3):
     return np.random.default_rng([height, width]).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("case", TORCHVISION.files)
+@pytest.mark.parametrize("case", TORCHVISION)
 def test_named_pipelines_equal_torchvision_to_the_bit(case):
     name, size = case.split("-")
     out = data.get_transform(name)(noise(*map(int, size.split("x"))))

@@ -20,7 +20,7 @@ from dime_jax.models.latent_spec import (
 from dime_jax.models.spec import ScheduleSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
-EXPECTED = np.load(GOLDEN / "expected.npz")
+EXPECTED = dict(np.load(GOLDEN / "expected.npz"))
 TOLERANCE = 2e-5  # of the output's standard deviation
 
 UNET_1 = ConditionalUnetSpec()
