@@ -1,10 +1,11 @@
-"""Strict numerics for every test: implicit rank and dtype promotion are errors."""
+"""How the tests run: with what environment, in which order, and what they share."""
 
-import dataclasses
 import gc
 import importlib.metadata
 import os
 import pathlib
+
+import pytest
 
 # Four CPU devices, so that sharded code is tested on every machine; and programs that are compiled quickly rather than
 # well, since each runs a few times only. Must be set before JAX starts.
@@ -20,63 +21,12 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
-import hypothesis
-import jax
-import pytest
-
-import dime_jax as dj
-from dime_jax import model_check
-from dime_jax.report import figures
-from dime_jax.scoring import micro_batch
-from dime_jax.training import loop
-
-# Tests have few images, and most of a full-size batch would be padding.
-_FULL_SIZE, micro_batch._CPU_IMAGES = micro_batch._CPU_IMAGES, 2
-
-# With more images, a check asks a network of random weights in every other way as well.
-_CHECKED, model_check.IMAGES = model_check.IMAGES, 2
-
-_MAKE_STEP, _STEPS = loop.make_step, {}
-
-
-def _shared_step(spec, recipe, method, mesh):
-    """One program for all trainings that differ in their seed and length alone: tests begin and continue many."""
-    alike = spec, dataclasses.replace(recipe, steps=1, seed=0), method.name, mesh
-    if alike not in _STEPS:
-        _STEPS[alike] = _MAKE_STEP(spec, recipe, method, mesh)
-    return _STEPS[alike]
-
-
-loop.make_step = _shared_step
-
-_SAVE_FIGURE = figures.save_figure
-
-
-def _save_nothing(figure, directory, name):
-    """Files in place of a figure: writing one takes a third of a second, which most tests of reports can do without."""
-    paths = [pathlib.Path(directory) / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    paths[0].write_bytes(b"\x89PNG\r\n")
-    paths[1].write_text('<svg viewBox="0 0 1 1"></svg>')
-    return paths
-
-
-figures.save_figure = _save_nothing
-
-# The same examples in every run, and no time limit on a busy machine.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable")
-
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-# A test need not survive a power cut, and small audits would spend much of their time waiting for the disk.
-os.fsync = lambda descriptor: None
-
 
 def pytest_configure(config):
-    """The slow tests, of verdicts above all, check models as users' are."""
-    if config.option.markexpr == "slow":
-        model_check.IMAGES = _CHECKED
+    """Import JAX and what tests do without, except where tests are only handed out: that takes seconds."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests:
+        config.pluginmanager.import_plugin("shortcuts")
 
 
 def pytest_collection_modifyitems(items):
@@ -111,26 +61,6 @@ class Failing:
 
 
 @pytest.fixture
-def full_size_batches(monkeypatch):
-    """The default micro-batch as users have it."""
-    monkeypatch.setattr(micro_batch, "_CPU_IMAGES", _FULL_SIZE)
-
-
-@pytest.fixture
-def whole_model_check(monkeypatch):
-    """Models are checked with as many images as users' are."""
-    monkeypatch.setattr(model_check, "IMAGES", _CHECKED)
-
-
-@pytest.fixture(scope="module")
-def real_figures():
-    """Figures are drawn and written as users get them, in all tests of the module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "save_figure", _SAVE_FIGURE)
-        yield
-
-
-@pytest.fixture
 def failing():
     return Failing
 
@@ -154,4 +84,6 @@ def folds(monkeypatch):
 
 @pytest.fixture(scope="session")
 def schedule():
-    return dj.linear_schedule()
+    from dime_jax import linear_schedule
+
+    return linear_schedule()

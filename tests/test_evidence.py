@@ -9,7 +9,7 @@ from scipy import ndimage, special, stats
 from sklearn import datasets
 
 from dime_jax import evidence, metrics
-from dime_jax.evidence import sets
+from dime_jax.evidence import _resampling, sets
 
 
 @pytest.fixture
@@ -387,6 +387,16 @@ def test_sign_flips_against_enumeration(rng):
     exact = np.mean(flips @ falls >= np.sum(falls) - 1e-9)
     check = evidence.deletion_check(before, after, heldout, heldout, resamples=5_000)
     assert check.change.p_value == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 5_000))
+
+
+@pytest.mark.parametrize("at_once", [1, 333])
+def test_flips_drawn_in_portions_are_the_same(rng, monkeypatch, at_once):
+    before, after, heldout_before, heldout_after = two_models(rng)
+    whole = evidence.deletion_check(before, after, heldout_before, heldout_after, resamples=999)
+    monkeypatch.setattr(_resampling, "_NUMBERS_AT_ONCE", at_once)
+    portions = evidence.deletion_check(before, after, heldout_before, heldout_after, resamples=999)
+    assert portions.change == whole.change
+    assert sum(_resampling.portions(999, 7)) == 999
 
 
 def test_no_change_at_all(rng):

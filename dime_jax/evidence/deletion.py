@@ -9,6 +9,7 @@ from scipy import stats
 
 from dime_jax import _validate, metrics
 from dime_jax.evidence import _checks, candidates
+from dime_jax.evidence._resampling import portions
 from dime_jax.evidence.sets import RESAMPLES, SetTest, group_means, group_weights, set_test, shares_below
 
 
@@ -180,7 +181,8 @@ def _paired_change(
     heldout_error = np.std(e, ddof=1) / np.sqrt(e.size) if e.size > 1 else 0.0
 
     rng = np.random.default_rng(seed)
-    flipped = np.array([np.mean(d * rng.choice((-1, 1), d.size)) for _ in range(resamples)])
+    signs = (rng.choice((-1, 1), (count, d.size)) for count in portions(resamples, d.size))
+    flipped = np.concatenate([np.mean(d[None] * portion, axis=1) for portion in signs])
     noises = heldout_error * rng.normal(size=resamples)
     as_large = [np.sum(flipped + noise >= difference - 1e-12) for noise in (0.0, noises)]
     p_value = (1 + max(as_large)) / (resamples + 1)

@@ -8,10 +8,10 @@ from scipy import special
 from sklearn.linear_model import LogisticRegression
 
 from dime_jax.evidence import _checks
+from dime_jax.evidence._resampling import portions
 
 RESAMPLES = 1_999
 _MAX_FRACTIONS = 200
-_NUMBERS_AT_ONCE = 2**22
 
 
 class FractionUsed(NamedTuple):
@@ -165,10 +165,8 @@ def _critical_values(
 ) -> np.ndarray:
     """For each fraction, the quantile of q over resampled sets with exactly that fraction of members."""
     members = np.round(fractions * fit.n).astype(int)
-    at_once = max(1, _NUMBERS_AT_ONCE // max(fit.n, member.size, heldout.size))
     found = []
-    for start in range(0, resamples, at_once):
-        count = min(at_once, resamples - start)
+    for count in portions(resamples, max(fit.n, member.size, heldout.size)):
         own = _prefix_sums(member, fit.n, count, rng)[:, members]
         own += _prefix_sums(heldout, fit.n, count, rng)[:, fit.n - members]
         references = (np.mean(rng.choice(side, (count, side.size)), axis=1)[:, None] for side in (member, heldout))

@@ -46,7 +46,7 @@ def table(workdir):
 
 class TestStudy:
     def test_every_arm_is_trained_and_attacked(self, workdir, table):
-        assert [arm.title for arm in table.arms] == ["ε = 0.5", "ε = 1", "Vanilla"]
+        assert [arm.title for arm in table.arms] == ["ε = 0.2", "ε = 0.4", "Vanilla"]
         for arm in table.private:
             assert 0 < arm.privacy["epsilon"] <= arm.epsilon
             assert arm.privacy["steps"] == 4
@@ -88,7 +88,7 @@ class TestStudy:
         config = dp_digits.get_config("smoke")
         config.train.recipe.steps = 6
         arm = dp_defense.arms(config)[1]
-        with pytest.raises(ValueError, match=r"expected steps=6 <= 4, for which the budget epsilon=0\.5 is"):
+        with pytest.raises(ValueError, match=r"expected steps=6 <= 4, for which the budget epsilon=0\.2 is"):
             dp_defense.train_arm(arm, workdir / arm.name)
 
     def test_arms_that_were_not_attacked_alike_are_refused(self, workdir, tmp_path):
@@ -144,7 +144,7 @@ class TestTable:
         baselines, variants = lines[0], lines[6]
         assert baselines == "|  | Loss | PIA (l2) |"
         assert variants == "|  | DIME 1+1 |"
-        assert [line.split(" | ")[0] for line in lines[2:5]] == ["| ε = 0.5", "| ε = 1", "| Vanilla"]
+        assert [line.split(" | ")[0] for line in lines[2:5]] == ["| ε = 0.2", "| ε = 0.4", "| Vanilla"]
         row = table.private[1].run.rows[0]
         asr, auc, tpr = row.estimate("asr"), row.estimate("auc"), row.estimate("tpr_at_1pct_fpr")
         expected = f"ASR {_show(asr)}<br>AUC {_show(auc)}<br>TPR@1%FPR {_show(tpr)}"
@@ -172,8 +172,8 @@ class TestTable:
             "TPR <= e^ε FPR + δ",
             *(f"`{arm.run.results.fingerprints['model'][:16]}`" for arm in table.arms),
             *(f"{arm.run.results.queries_made:,}" for arm in table.arms),
-            "[test](epsilon_1/attack/test)",
-            "- Frozen settings, ε = 0.5: Loss: t=100;",
+            "[test](epsilon_0.2/attack/test)",
+            "- Frozen settings, ε = 0.2: Loss: t=100;",
             "Loss asks about one draw of noise per image, another in each row",
             f"{100 * dp_table.detectable_auc(len(test.member), len(test.heldout)):.1f} %",
         ):
@@ -218,7 +218,7 @@ class TestTable:
             result = dataclasses.replace(row.result, tpr_at_1pct_fpr=Estimate(tpr, 0.0, 1.0), attained_fpr=0.01)
             rows.append(row._replace(result=result))
         found = dp_table.check(arm._replace(run=arm.run._replace(rows=tuple(rows))))
-        assert found.above == (rows[2].title,)  # 0.01 · √e = 0.016 at most
+        assert found.above == (rows[2].title,)  # 0.01 · e^0.2 = 0.0122 at most
 
 
 @pytest.mark.slow
