@@ -18,11 +18,11 @@ def is_concrete(value: object) -> bool:
 
 def check_timestep(t: ArrayLike, num_steps: int, name: str = "t") -> None:
     """Require integer timesteps in [0, num_steps)."""
-    dtype = t.dtype if isinstance(t, jax.core.Tracer) else np.asarray(t).dtype
-    if not np.issubdtype(dtype, np.integer):
-        raise ValueError(f"expected {name} to be an integer timestep, got {name}={_show(t)} of type {dtype}")
-    if is_concrete(t) and np.size(t):
-        low, high = int(np.min(t)), int(np.max(t))
+    steps = t if isinstance(t, jax.core.Tracer) else np.asarray(t)
+    if not np.issubdtype(steps.dtype, np.integer):
+        raise ValueError(f"expected {name} to be an integer timestep, got {name}={_show(t)} of type {steps.dtype}")
+    if isinstance(steps, np.ndarray) and steps.size:
+        low, high = int(steps.min()), int(steps.max())
         if low < 0 or high >= num_steps:
             raise ValueError(f"expected 0 <= {name} < {num_steps}, got {name}={low if low < 0 else high}")
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
@@ -22,7 +21,8 @@ _RADEMACHER, _GAUSSIAN, _LATENT, _PULLBACK = range(4)
 
 def id_numbers(ids: Sequence[str | int]) -> jax.Array:
     """Example ids as uint32: numbers below 2³² as they are, names by their CRC-32."""
-    return jnp.asarray([i if isinstance(i, (int, np.integer)) else zlib.crc32(i.encode()) for i in ids], jnp.uint32)
+    numbers = [i if isinstance(i, (int, np.integer)) else zlib.crc32(i.encode()) for i in ids]
+    return jax.device_put(np.array(numbers, np.uint32))  # jnp.asarray would compile a program for each length
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "stream", "dtype"))

@@ -51,6 +51,7 @@ _LOW_HALF_WIDTH, _HIGH_WEIGHT = 5, 0.2  # FreMIA's
 # ----------------------------------------------------------------------------------------------------------- spectra
 
 
+@jax.jit
 def band_energies(v: Any) -> jax.Array:
     """Log energy [6, B] of images v [B, H, W, C] or vectors [B, d] in bands of spatial frequency, over all channels.
 
@@ -65,6 +66,7 @@ def band_energies(v: Any) -> jax.Array:
     return jnp.log(energy @ _bands(height, width) + _FLOOR).T
 
 
+@jax.jit
 def low_pass_norm(v: Any) -> jax.Array:
     """FreMIA's weighted l2 norm [B]: Fourier coefficients in the centre square of half-width 5 count 1, others 0.2."""
     planes = _planes(images(v))

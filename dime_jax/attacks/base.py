@@ -16,7 +16,7 @@ import contextvars
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -199,16 +199,22 @@ def grow_trees(readings: Iterable[Reading]) -> Trees:
     A call starts from its source only if the source is asked anyway. The order is that of the calls' parameters,
     whatever order the readings come in.
     """
+    asked = _calls_behind(readings)
+    children: dict[Call | None, list[Call]] = {}
+    for call in sorted(asked, key=lambda call: (type(call).__name__, call)):
+        children.setdefault(call.source if call.source in asked else None, []).append(call)
+    return {call: tuple(below) for call, below in children.items()}
+
+
+def _calls_behind(readings: Iterable[Reading]) -> Collection[Call]:
+    """The calls of some readings and those whose states they need, each once."""
     asked: dict[Call, None] = {}
     for call, name in readings:
         asked[call] = None
         while name in call.needs_source and call.source is not None:
             call, name = call.source, STATE
             asked[call] = None
-    children: dict[Call | None, list[Call]] = {}
-    for call in sorted(asked, key=lambda call: (type(call).__name__, call)):
-        children.setdefault(call.source if call.source in asked else None, []).append(call)
-    return {call: tuple(below) for call, below in children.items()}
+    return asked
 
 
 def walk_trees(
@@ -241,8 +247,7 @@ def run_recipe(recipe: Recipe, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, d
 
 def count_queries(recipe: Recipe) -> int:
     """Model calls per image of an attack by itself."""
-    trees = grow_trees(recipe.readings)
-    return sum(call.queries for call in calls_below(trees[None], trees))
+    return sum(call.queries for call in _calls_behind(recipe.readings))
 
 
 # ------------------------------------------------------------------------------------------------------------- entries

@@ -28,6 +28,7 @@ from dime_jax.draws import Randomness
 from dime_jax.schedule import NoiseSchedule, per_image
 
 
+@jax.jit
 def proximal_noise(eps0: jax.Array, normalize: Any) -> jax.Array:
     """ε₀ = ε_θ(x, 0) as it is, or for PIAN rescaled per image to the mean magnitude √(2/π) of a standard Gaussian."""
     magnitude = jnp.mean(jnp.abs(eps0).reshape(len(eps0), -1), axis=1)

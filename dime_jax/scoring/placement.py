@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dime_jax._distributed import data_mesh, replicated, split_rows
@@ -26,9 +25,10 @@ class PlacedBatch(NamedTuple):
 
     def usable_part(self) -> "PlacedBatch":
         """The usable rows alone, on the default device."""
-        x, draw_ids, conditions = jax.tree.map(lambda column: jnp.asarray(np.asarray(column)[self.usable]), self[:3])
+        columns = self.x, self.draw_ids, self.conditions, self.kept
+        usable = jax.tree.map(lambda column: np.asarray(column)[self.usable], columns)
+        x, draw_ids, conditions, kept = jax.device_put(usable)  # jnp.asarray would compile a program for each shape
         ids = [self.ids[row] for row in np.flatnonzero(self.usable)]
-        kept = None if self.kept is None else jnp.asarray(np.asarray(self.kept)[self.usable])
         return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable], kept)
 
 
