@@ -121,13 +121,18 @@ class Denoiser:
         self.conditions = tuple(conditions)
         self.encode_fn = encode
         self.keep_fn = keep
-        self.fingerprint = fingerprint or f"function:{name}"
+        self.fingerprint = fingerprint or _fingerprint_of_name(name)
         self.name = name
         self.traceable = traceable
         self.requests = requests
         self.queries = QueryCounter()
         self._embed = embed
         self._call = jax.jit(apply) if traceable else apply
+
+    @property
+    def known_by_name_only(self) -> bool:
+        """Whether the fingerprint says nothing of what it computes."""
+        return self.fingerprint == _fingerprint_of_name(self.name)
 
     @property
     def takes_text(self) -> bool:
@@ -292,6 +297,10 @@ def keeper(
     return jax.jit(
         jax.shard_map(run, mesh=sharding.mesh, in_specs=(whole, rows, whole, rows), out_specs=rows, check_vma=False)
     )
+
+
+def _fingerprint_of_name(name: str) -> str:
+    return f"function:{name}"
 
 
 def _refuse_keywords(function: str, unknown: Mapping[str, object]) -> None:

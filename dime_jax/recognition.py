@@ -62,12 +62,12 @@ def guarded(
     """The options for all score tables of a run, with which a model that is no network of ours is recognised.
 
     At the beginning of a run it is asked now. Of a run that goes on, damage is found first: the model is asked when the
-    first table is open. Networks have fingerprints of their weights, and are not asked.
+    first table is open. Networks that were opened from files have fingerprints of their weights, and are not asked.
 
     Raises:
       ValueError: as `recognise`.
     """
-    if denoiser.traceable:
+    if denoiser.traceable and not denoiser.known_by_name_only:
         return options
     directory = pathlib.Path(directory)
     if _entries(directory).get(denoiser.fingerprint, _Entry()).answer is None:

@@ -26,6 +26,34 @@ def digits():
 # ----------------------------------------------------------------------------------------------------------- p-values
 
 
+def test_held_out_images_of_a_group_count_as_one(rng):
+    scores, heldout, groups = rng.normal(size=20), rng.normal(size=30), rng.integers(-1, 8, 30)
+    scores[3], heldout[:4] = np.nan, scores[:4].round(1)
+    heldout[3] = 0.0
+    labels = [f"alone {i}" if group < 0 else group for i, group in enumerate(groups.tolist())]
+    shares = [
+        [np.mean([h <= score for h, label in zip(heldout, labels) if label == one]) for one in set(labels)]
+        for score in scores
+    ]
+    naive = np.where(np.isnan(scores), np.nan, [(1 + sum(row)) / (1 + len(row)) for row in shares])
+    np.testing.assert_allclose(evidence.conformal_p_values(scores, heldout, groups), naive)
+    alone = evidence.conformal_p_values(scores, heldout, np.full(30, -1))
+    np.testing.assert_array_equal(alone, evidence.conformal_p_values(scores, heldout))
+
+
+def test_copies_of_held_out_images_change_nothing(rng):
+    scores, heldout, times = rng.normal(size=20), rng.normal(size=30), rng.integers(1, 7, 30)
+    copied, groups = np.repeat(heldout, times), np.repeat(np.arange(30), times)
+    p = evidence.conformal_p_values(scores, copied, groups)
+    np.testing.assert_allclose(p, evidence.conformal_p_values(scores, heldout), rtol=1e-12)
+    assert evidence.count_groups(groups, len(copied)) == 30
+    after = rng.normal(size=20)
+    once = evidence.deletion_check(scores, after, heldout, heldout, resamples=99)
+    check = evidence.deletion_check(scores, after, copied, copied, heldout_groups=groups, resamples=99)
+    np.testing.assert_allclose(check.p_before, once.p_before, rtol=1e-12)
+    np.testing.assert_array_equal(check.flagged_before, once.flagged_before)
+
+
 def test_p_values_count_held_out_scores_at_or_below():
     p = evidence.conformal_p_values([-1.0, 0.0, 0.5, 2.0, 9.0], [0.0, 0.0, 1.0, 2.0])
     np.testing.assert_allclose(p, [1 / 5, 3 / 5, 3 / 5, 5 / 5, 5 / 5])

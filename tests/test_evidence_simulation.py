@@ -48,6 +48,23 @@ def test_null_p_values_are_uniform():
     assert np.mean(p) == pytest.approx(0.505, abs=0.005)
 
 
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
+def test_groups_of_held_out_images_keep_the_level(correlation):
+    """Counted one by one, ten frames of each of 100 scenes would accuse too often; counted by groups they do not."""
+    rng, repetitions = np.random.default_rng(0), 400
+    index = np.repeat(np.arange(100), 10)
+
+    def frames(of):
+        own, shared = rng.normal(size=of.size), rng.normal(size=of.max() + 1)
+        return np.sqrt(1 - correlation) * own + np.sqrt(correlation) * shared[of]
+
+    p = np.concatenate(
+        [evidence.conformal_p_values(rng.normal(size=200), frames(index), index) for _ in range(repetitions)]
+    )
+    for level in (0.002, 0.01, 0.02, 0.05, 0.2):
+        assert at_most(np.mean(p <= level), level, 20 * repetitions)
+
+
 def test_ties_make_p_values_conservative():
     rng = np.random.default_rng(0)
     p = np.concatenate(

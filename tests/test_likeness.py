@@ -47,6 +47,15 @@ def test_unaltered_pictures_do_not(digits, draws, alarms):
     assert np.mean([one.unlike.mean() for one in found]) <= ERROR_RATE + 4 * np.sqrt(ERROR_RATE / (draws * 48))
 
 
+def test_copies_of_held_out_pictures_change_nothing(digits):
+    candidates, heldout = (evidence.image_statistics(digits[part]) for part in (slice(20), slice(20, 140)))
+    once = evidence.likeness(candidates, heldout)
+    copied = evidence.likeness(candidates, np.repeat(heldout, 3, axis=0), heldout_groups=np.repeat(np.arange(120), 3))
+    np.testing.assert_array_equal(copied.p_values, once.p_values)
+    assert copied.set_p == once.set_p
+    assert copied.heldout == 120
+
+
 def test_greyed_pictures_give_the_alarm():
     """Colour is seen by saturation alone where the mean of every channel is the same."""
     rng = np.random.default_rng(0)

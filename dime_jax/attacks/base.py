@@ -271,6 +271,7 @@ class Whole(Call):
     setting: tuple[tuple[str, int | float], ...]
     run: Run = dataclasses.field(compare=False, repr=False)
     cost: int = dataclasses.field(compare=False, repr=False)
+    columns: int = dataclasses.field(compare=False, repr=False)
     jitted: bool = dataclasses.field(compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -291,7 +292,7 @@ class Whole(Call):
         """The attack without t and floats."""
         fixed = tuple(item for item in self.setting if not _is_argument(*item))
         names = tuple(name for name, value in self.setting if _is_argument(name, value))
-        return WholeTemplate(self.attack, fixed, names, self.run, self.cost)
+        return WholeTemplate(self.attack, fixed, names, self.run, self.cost, self.columns)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -303,7 +304,8 @@ class Whole(Call):
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers column_0, column_1, …: the attack's terms."""
-        terms = self.run(eps_fn, schedule, x, draws, dict(self.setting))
+        terms = jnp.asarray(self.run(eps_fn, schedule, x, draws, dict(self.setting)))
+        _validate.check_shape(terms, (self.columns, len(x)), f"terms of attack {self.attack!r}")
         return Answer(None, {f"column_{i}": column for i, column in enumerate(terms)})
 
 
@@ -316,10 +318,12 @@ class WholeTemplate:
     names: tuple[str, ...]
     run: Run
     cost: int
+    columns: int
 
     def __call__(self, *values: Any) -> Whole:
         """The attack at these values."""
-        return Whole(self.attack, (*self.fixed, *zip(self.names, values)), self.run, self.cost, jitted=True)
+        setting = (*self.fixed, *zip(self.names, values))
+        return Whole(self.attack, setting, self.run, self.cost, self.columns, jitted=True)
 
 
 def _is_argument(name: str, value: int | float) -> bool:
@@ -395,8 +399,9 @@ class Attack:
 
     def _whole(self, setting: Setting) -> Recipe:
         """All of the attack as a single call."""
-        whole = Whole(self.name, tuple(sorted(setting.items())), self.run, self.queries(setting), self.traceable)
-        readings = tuple(Reading(whole, f"column_{i}") for i in range(len(self.signs)))
+        values, columns = tuple(sorted(setting.items())), len(self.signs)
+        whole = Whole(self.name, values, self.run, self.queries(setting), columns, self.traceable)
+        readings = tuple(Reading(whole, f"column_{i}") for i in range(columns))
         return Recipe(readings, lambda readings: readings)
 
 

@@ -5,6 +5,7 @@ import pathlib
 import sys
 import traceback
 import types
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dime_jax import digests
@@ -56,6 +57,12 @@ def load_attack_module(path: str | os.PathLike[str]) -> Loaded:
         raise
     _LOADED[file] = Loaded(digest, names)
     return _LOADED[file]
+
+
+def files_of(names: Iterable[str]) -> dict[str, str]:
+    """Of the attacks that come from such files, by name, the digest of the file."""
+    loaded = {name: file.digest for file in _LOADED.values() for name in file.names}
+    return {name: loaded[name] for name in sorted(set(names) & loaded.keys())}
 
 
 def describe_module(path: str | os.PathLike[str] | None) -> ModuleFacts | None:

@@ -32,7 +32,7 @@ from dime_jax.evidence.direction import (
 from dime_jax.evidence.fraction import FractionUsed, KnownScores, fraction_used
 from dime_jax.evidence.likeness import Likeness, likeness
 from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
-from dime_jax.evidence.sets import SetTest, set_test
+from dime_jax.evidence.sets import SetTest, count_groups, set_test
 
 __all__ = [
     "NOT_CHECKED",
@@ -61,6 +61,7 @@ __all__ = [
     "caption_baseline",
     "caption_form",
     "conformal_p_values",
+    "count_groups",
     "deletion_check",
     "dp_tpr_bound",
     "epsilon_lower_bound",

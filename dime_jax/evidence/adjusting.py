@@ -57,7 +57,12 @@ class Adjustment:
         return (np.asarray(scores, np.float64) - expected) * np.exp(-log_scale)
 
 
-def adjusted_p_values(images: ScoredPictures, heldout: ScoredPictures, fitted_to: ScoredPictures) -> np.ndarray:
+def adjusted_p_values(
+    images: ScoredPictures,
+    heldout: ScoredPictures,
+    fitted_to: ScoredPictures,
+    heldout_groups: npt.ArrayLike | None = None,
+) -> np.ndarray:
     """`conformal_p_values` [m] of scores after what the picture alone explains of them; NaN where something is NaN.
 
     Valid for images that are exchangeable with `heldout`, as the plain ones are (see `fit_adjustment`). Held-out images
@@ -67,9 +72,11 @@ def adjusted_p_values(images: ScoredPictures, heldout: ScoredPictures, fitted_to
       images: to judge, m of them.
       heldout: to compare them with.
       fitted_to: other held-out images, which say what a picture explains.
+      heldout_groups: of `heldout`, as for `conformal_p_values`.
     """
     adjust, compared = fit_adjustment(*fitted_to.known()), heldout.known()
-    return conformal_p_values(adjust(*images), adjust(*compared))
+    groups = None if heldout_groups is None else np.asarray(heldout_groups)[heldout.complete]
+    return conformal_p_values(adjust(*images), adjust(*compared), groups)
 
 
 def least_to_fit(statistics: np.ndarray) -> int:

@@ -42,19 +42,34 @@ class Verdicts(NamedTuple):
     warnings: list[str]
 
 
-def conformal_p_values(scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> np.ndarray:
+def conformal_p_values(
+    scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, heldout_groups: npt.ArrayLike | None = None
+) -> np.ndarray:
     """p = (1 + #{held-out <= score}) / (n + 1) for each score: how often an image the model never saw is as low.
 
     If a candidate is exchangeable with the n held-out images and those chose neither attack nor setting, then
     P(p <= a) <= a for every a, with equality at multiples of 1/(n + 1) when no scores tie. The probability is over
     both the candidate and the held-out images; given the latter, the rate at a varies with variance a(1 - a)/(n + 2).
 
+    Copies of one picture, or photos of one shoot, are no independent images. Where held-out images are grouped, each
+    of the G groups counts once, by the share of it that is as low: p = (1 + Σ_g share_g) / (G + 1), for which the same
+    holds if the candidate is an image of a group like theirs (Lee, Barber & Willett 2023, hierarchical conformal
+    prediction).
+
     A score that is NaN or infinite says nothing, and its p is NaN. Held-out scores must be finite.
+
+    Args:
+      scores: of the candidates [m].
+      heldout_scores: to compare them with [n].
+      heldout_groups: labels of these [n], -1 for an image on its own; all on their own if None.
     """
     scores = _checks.numbers(scores, "scores")
-    heldout = np.sort(_checks.finite_scores(heldout_scores, "heldout_scores"))
-    p = (1 + np.searchsorted(heldout, scores, "right")) / (heldout.size + 1)
-    return np.where(np.isfinite(scores), p, np.nan)
+    heldout = _checks.finite_scores(heldout_scores, "heldout_scores")
+    index = _checks.group_index(heldout_groups, heldout.size, "heldout_groups")
+    order, sizes = np.argsort(heldout), np.bincount(index)
+    as_low = np.concatenate([[0.0], np.cumsum(1 / sizes[index[order]])])
+    p = (1 + as_low[np.searchsorted(heldout[order], scores, "right")]) / (sizes.size + 1)
+    return np.where(np.isfinite(scores), np.minimum(p, 1.0), np.nan)
 
 
 def smallest_p(n_heldout: int) -> float:
@@ -101,7 +116,7 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
 
     k candidates are rejected together when all have p <= k level/m. So a lone member is found only if
     smallest_p <= level/m; otherwise at least ⌈m smallest_p / level⌉ candidates must reach the smallest p, and a
-    warning says so. `n_heldout` is the number of held-out scores behind the p-values.
+    warning says so. `n_heldout` is the number of held-out scores behind the p-values, or of their groups.
     """
     p_values = _checks.numbers(p_values, "p_values")
     _checks.fraction(level, "level")
@@ -123,8 +138,8 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
     warnings = []
     if not can_decide:
         warnings.append(
-            f"{n_heldout} held-out images give no p-value below {least:.3g}, so nothing can be decided at level "
-            f"{level}: take {heldout_needed}"
+            f"{n_heldout} independent held-out images give no p-value below {least:.3g}, so nothing can be decided at "
+            f"level {level}: take {heldout_needed}"
         )
     elif needed > 1:
         warnings.append(

@@ -114,10 +114,10 @@ def deletion_check(
         (before[usable], heldout_before), (after[usable], heldout_after), index, heldout_index, level, seed, resamples
     )
     p_before, p_after = (
-        np.where(usable, candidates.conformal_p_values(scores, heldout), np.nan)
+        np.where(usable, candidates.conformal_p_values(scores, heldout, heldout_groups), np.nan)
         for scores, heldout in ((before, heldout_before), (after, heldout_after))
     )
-    verdicts = candidates.candidate_verdicts(p_before, heldout_before.size, level)
+    verdicts = candidates.candidate_verdicts(p_before, heldout_index.max() + 1, level)
     p_cutoff = float(np.max(p_before, where=verdicts.rejected, initial=0.0))
 
     n_groups = set_before.n_groups

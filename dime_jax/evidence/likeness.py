@@ -56,7 +56,8 @@ def likeness(
     One by one: full conformal p-values of the Mahalanobis distance. The candidate is added to the held-out images, and
     its distance from their mean is ranked among theirs, so that a candidate drawn from the same pile is called unlike
     at most in a share ERROR_RATE of cases. Below 99 held-out images no p is that small, and the farthest picture of
-    all is called unlike: the share is then 1/(n + 1).
+    all is called unlike: the share is then 1/(n + 1). One picture stands for each group of held-out images, drawn at
+    random: a picture that has copies lies nearer to the mean than one that has none.
 
     As a set: the Mahalanobis distance between the mean of the candidates and that of all pictures, among the same for
     sets drawn at random from the pool. Groups enter as their means and are drawn whole, since pictures of one owner
@@ -67,7 +68,7 @@ def likeness(
       heldout_statistics: of held-out images [n, k], all finite.
       groups: labels of candidates, -1 for one on its own.
       heldout_groups: the same of held-out images.
-      seed: of the sets drawn at random.
+      seed: of what is drawn at random.
     """
     candidates, heldout = np.asarray(statistics, np.float64), np.asarray(heldout_statistics, np.float64)
     _validate.check_shape(candidates, (None, heldout.shape[1]), "statistics")
@@ -78,16 +79,23 @@ def likeness(
     known = candidates[usable]
     index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], len(known), "groups")
     heldout_index = _checks.group_index(heldout_groups, len(heldout), "heldout_groups")
-    set_p, least, least_set = 1.0, 1 / (len(heldout) + 1), 1.0
+    apart = heldout[_one_of_each(heldout_index, np.random.default_rng((seed, 1)))]
+    set_p, least, least_set = 1.0, 1 / (len(apart) + 1), 1.0
     with threadpoolctl.threadpool_limits(1, "blas"):  # many small problems
-        p_values[usable] = _conformal_p_values(known, heldout)
+        p_values[usable] = _conformal_p_values(known, apart)
         if len(known):
             means, heldout_means = _means(known, index), _means(heldout, heldout_index)
             set_p = _set_p_value(means, heldout_means, np.random.default_rng(seed))
             least_set = 1 / (1 + len(heldout_means)) if len(means) == 1 else 1 / (1 + RESAMPLES)
     unlike = p_values <= max(ERROR_RATE, least * (1 + 1e-9))
     set_unlike = bool(len(known)) and set_p <= max(ERROR_RATE, least_set * (1 + 1e-9))
-    return Likeness(p_values, unlike, set_p, set_unlike, len(heldout))
+    return Likeness(p_values, unlike, set_p, set_unlike, len(apart))
+
+
+def _one_of_each(index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The place of one image of each group, at random, in rising order."""
+    order = rng.permutation(index.size)
+    return np.sort(order[np.unique(index[order], return_index=True)[1]])
 
 
 def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarray:

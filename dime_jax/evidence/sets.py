@@ -96,6 +96,11 @@ def group_means(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.bincount(index, values) / np.bincount(index)
 
 
+def count_groups(groups: npt.ArrayLike | None, n: int) -> int:
+    """How many groups n images are in; -1 labels one on its own, and without labels all are."""
+    return int(_checks.group_index(groups, n, "groups").max()) + 1
+
+
 def group_weights(index: np.ndarray) -> np.ndarray:
     """Weights of images that sum to one, every group weighing the same."""
     sizes = np.bincount(index)

@@ -58,19 +58,19 @@ def _adjust(
     of_candidates: PictureStatistics,
 ) -> Adjusted:
     scores, heldout = record.varied()
-    compared = ScoredPictures(heldout.best, known.heldout).known()
+    compared, heldout_groups = ScoredPictures(heldout.best, known.heldout), record.groups(record.arrays.heldout)
     candidates = ScoredPictures(scores.best, of_candidates.candidates)
-    p_values = evidence.adjusted_p_values(candidates, compared, fitted_to)
+    p_values = evidence.adjusted_p_values(candidates, compared, fitted_to, heldout_groups)
     members = ScoredPictures(record.scores(record.decider).member, known.members)
     power: tuple[PowerAt, ...] = ()
     # With variations, a candidate has the best score of several, and a member that of one.
     if record.variations is None and np.any(members.complete):
         groups = record.groups(record.split.member[members.complete])
-        power = _power(members.known(), heldout.best, compared, fitted_to, groups)
+        power = _power(members.known(), compared, fitted_to, groups, heldout_groups)
     found = AdjustedFound(
         missing="",
         fitted_to=len(fitted_to.scores),
-        heldout=len(compared.scores),
+        heldout=int(np.sum(compared.complete)),
         members=int(np.sum(members.complete)) if power else 0,
         power=power,
     )
@@ -79,16 +79,20 @@ def _adjust(
 
 def _power(
     members: ScoredPictures,
-    heldout: np.ndarray,
     compared: ScoredPictures,
     fitted_to: ScoredPictures,
     groups: np.ndarray | None,
+    heldout_groups: np.ndarray | None,
 ) -> tuple[PowerAt, ...]:
     """The members with p <= level, by both p-values, at each level that can be reached."""
-    reference = heldout[np.isfinite(heldout)]
-    plain = evidence.conformal_p_values(members.scores, reference)
-    adjusted = evidence.adjusted_p_values(members, compared, fitted_to)
-    reached = [level for level in LEVELS if evidence.smallest_p(len(compared.scores)) <= level]
+    scored = np.isfinite(compared.scores)
+    of_scored, of_complete = (
+        None if heldout_groups is None else heldout_groups[which] for which in (scored, compared.complete)
+    )
+    plain = evidence.conformal_p_values(members.scores, compared.scores[scored], of_scored)
+    adjusted = evidence.adjusted_p_values(members, compared, fitted_to, heldout_groups)
+    independent = evidence.count_groups(of_complete, int(np.sum(compared.complete)))
+    reached = [level for level in LEVELS if evidence.smallest_p(independent) <= level]
     return tuple(
         PowerAt(level, evidence.power(plain, level, groups), evidence.power(adjusted, level, groups))
         for level in reached

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dime_jax import evidence, pipeline
+from dime_jax import evidence
 from dime_jax.data.variations import ORIGINAL, VARIATIONS
 from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, SetTest, Verdict
 from dime_jax.findings import withholding
@@ -31,6 +31,7 @@ class _Judged:
     scores: np.ndarray
     variations: Sequence[str | None]
     heldout: np.ndarray
+    independent: int  # groups of held-out images
     groups: np.ndarray | None
     likeness: Likeness | None
     withheld: str | None
@@ -71,7 +72,9 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     likeness = withholding.find_likeness(record.arrays.statistics, groups, compared, settings.seed)
     withheld = withheld or withholding.unlike_set(likeness)
     comparable = withholding.like(likeness, len(indices)) & (withheld is None)
-    p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout), np.nan)
+    heldout_groups = _heldout_groups(record)
+    independent = evidence.count_groups(heldout_groups, len(heldout))
+    p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout, heldout_groups), np.nan)
     ids, status = (dict(zip(table.index.tolist(), column)) for column in (table.ids, table.status.tolist()))
     problems = [_PROBLEMS[status[index]] for index in indices.tolist()]
     return _Judged(
@@ -79,13 +82,14 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
         scores,
         [names[which] for which in record.varied()[0].which.tolist()],
         heldout,
+        independent,
         groups,
         likeness,
         withheld,
-        withheld or withholding.too_few_answers(np.isfinite(scores)),
+        withheld or withholding.too_few_answers(np.isfinite(scores), len(record.facts.unusable_candidates)),
         p_values,
         adjust(record, p_values, withheld),
-        evidence.candidate_verdicts(p_values, len(heldout), settings.level),
+        evidence.candidate_verdicts(p_values, independent, settings.level),
         withholding.reasons(withheld, problems, comparable),
         np.isfinite(scores) & (comparable | (withheld is not None)),
     )
@@ -146,7 +150,7 @@ def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> Candi
         no_evidence=words.count(Verdict.NO_EVIDENCE),
         cannot_tell=words.count(Verdict.CANNOT_TELL),
         level=record.facts.settings.level,
-        heldout=len(judged.heldout),
+        heldout=judged.independent,
         smallest_p=verdicts.smallest_p,
         candidates_needed=verdicts.candidates_needed,
         heldout_needed=verdicts.heldout_needed,
@@ -197,9 +201,7 @@ def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) 
 
 def _heldout_groups(record: Record) -> np.ndarray | None:
     """Groups of the held-out images that have a score."""
-    assert record.candidates is not None
-    heldout = record.arrays.heldout
-    return record.groups(heldout[np.isfinite(pipeline.frozen_scores(record.candidates, record.decider, heldout))])
+    return record.groups(record.arrays.heldout[np.isfinite(record.varied()[1].best)])
 
 
 def _against_truth(flagged: np.ndarray, truth: np.ndarray) -> Truth:

@@ -109,7 +109,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
     like = withholding.like(likeness, len(answered))
     withheld = (
         withholding.no_denoiser_or_swapped(record.checks.pair(), record.direction)
-        or withholding.too_few_answers(answered)
+        or withholding.too_few_answers(answered, len(facts.unusable_candidates))
         or withholding.unlike_set(likeness)
     )
     if withheld is None:

@@ -1,5 +1,6 @@
 """Conditions on results, for release pipelines: "dime@11.tpr_at_1pct_fpr.low > 0.05"."""
 
+import math
 import operator
 import re
 from collections.abc import Collection, Mapping
@@ -14,7 +15,13 @@ from dime_jax.findings.wording import deletion_failures
 from dime_jax.metrics import Estimate
 
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-_CONDITION = re.compile(r"\s*(?P<path>[\w@.]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
+_CONDITION = re.compile(r"\s*(?P<path>[\w@.-]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
+
+# What lies between 0 and 1, whatever the results are; tables print it in per cent.
+_SHARES = frozenset({"auc", "asr", "tpr_at_1pct_fpr", "attained_fpr", "tpr", "fpr", "p_value", "fraction_used"})
+# What says nothing of candidates, or of a deletion, that could not be decided.
+_VERDICTS = frozenset({"evidence", "no_evidence", "truth"})
+_DELETION = frozenset({"flagged", "set_before", "set_after", "change"})
 
 # What results.json of an audit and compare.json have at their top, and what every row has.
 AUDIT_KEYS = frozenset(field_names(AuditFindings))
@@ -38,7 +45,7 @@ def parse(condition: str) -> Condition:
     `results`.
 
     Raises:
-      ValueError: if it is not of this form.
+      ValueError: if it is not of this form, or can never change: no number, or one that a share cannot pass.
     """
     match = _CONDITION.fullmatch(condition)
     if match is None:
@@ -47,6 +54,10 @@ def parse(condition: str) -> Condition:
         bound = float(match["bound"])
     except ValueError:
         raise ValueError(f"expected a number on the right of {condition!r}, got {match['bound']!r}") from None
+    if not math.isfinite(bound):
+        raise ValueError(f"expected a finite number on the right of {condition!r}, got {match['bound']!r}")
+    if _SHARES & set(match["path"].split(".")) and not 0 <= bound <= 1:
+        raise ValueError(f"expected a number between 0 and 1 on the right of {condition!r}, got {match['bound']!r}")
     return Condition(match["path"], match["operator"], bound)
 
 
@@ -63,7 +74,11 @@ def check(condition: str, results: Evaluation | DeletionFindings) -> bool:
         raise ValueError(
             f"{condition!r} cannot be judged: no verdict was given on the candidates, since {found.set_withheld}"
         )
-    if isinstance(results, DeletionFindings) and path.startswith("flagged.") and results.undecided:
+    if found is not None and not found.can_decide and _VERDICTS & set(path.split(".")):
+        raise ValueError(
+            f"{condition!r} cannot be judged: with so few held-out images no candidate could have been evidence"
+        )
+    if isinstance(results, DeletionFindings) and path.split(".")[0] in _DELETION and results.undecided:
         raise ValueError(f"{condition!r} cannot be judged: the verdict on the deletion is {results.verdict_in_words!r}")
     rows = {} if isinstance(results, DeletionFindings) else {row.label: plain(row) for row in results.results}
     return _OPERATORS[comparison](_look_up(path, {**plain_object(results), **rows}), bound)

@@ -180,7 +180,7 @@ class CandidatesFound:
       no_evidence: show none.
       cannot_tell: cannot be told.
       level: the false discovery rate.
-      heldout: with how many images they were compared.
+      heldout: with how many images they were compared, counting a group of them once.
       smallest_p: that so many images can give.
       candidates_needed: to reach it together before any is evidence.
       heldout_needed: for one to be evidence on its own.

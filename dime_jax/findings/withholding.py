@@ -26,12 +26,20 @@ def no_denoiser_or_swapped(checks: Sequence[DenoiserCheck | None], direction: Di
     return SWAPPED if direction.judgement is Judgement.BELOW else None
 
 
-def too_few_answers(answered: np.ndarray) -> str | None:
-    """Why a set of candidates is not judged, if too many of them got no answer: those left may have been chosen."""
-    missing = int(np.sum(~answered))
-    if missing <= MAX_UNUSABLE_FRACTION * len(answered):
+def too_few_answers(answered: np.ndarray, unreadable: int) -> str | None:
+    """Why a set of candidates is not judged, if too many of them got no answer: those left may have been chosen.
+
+    Args:
+      answered: which of those that could be read have a score.
+      unreadable: how many others there are.
+    """
+    unanswered, count = int(np.sum(~answered)), len(answered) + unreadable
+    if unanswered + unreadable <= MAX_UNUSABLE_FRACTION * count:
         return None
-    return f"{NO_FINITE_ANSWER} for {missing} of {len(answered)} candidates"
+    if not unreadable:
+        return f"{NO_FINITE_ANSWER} for {unanswered} of {count} candidates"
+    also = f", and {NO_FINITE_ANSWER} for {unanswered}" if unanswered else ""
+    return f"{unreadable} of {count} candidates could not be read{also}"
 
 
 def find_likeness(

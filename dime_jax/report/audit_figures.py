@@ -15,7 +15,7 @@ from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
 from dime_jax.findings.frozen import best_calibrated
 from dime_jax.findings.record import Record
-from dime_jax.findings.results import AuditFindings, DeletionRow
+from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
 from dime_jax.report import figures
 
 INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"
@@ -48,15 +48,19 @@ class AuditFigure(NamedTuple):
     numbers: Numbers
 
 
-def draw_all(record: Record, results: AuditFindings) -> list[AuditFigure]:
-    """Every figure that the record allows, drawn in the package's style."""
+def draw_all(record: Record, results: AuditFindings, candidates: Sequence[CandidateRow]) -> list[AuditFigure]:
+    """Every figure that the record allows, drawn in the package's style.
+
+    Args:
+      record: of the audit.
+      results: what was found.
+      candidates: the lines of candidates.csv.
+    """
     drawings: Sequence[Callable[[Record, AuditFindings], AuditFigure | None]] = (
-        (draw_roc, draw_scores, draw_budget, draw_timesteps, draw_terms, draw_p_values)
-        if record.members_known
-        else (draw_scores, draw_p_values)
+        (draw_roc, draw_scores, draw_budget, draw_timesteps, draw_terms) if record.members_known else (draw_scores,)
     )
     with audit_style():
-        found = [draw(record, results) for draw in drawings]
+        found = [*(draw(record, results) for draw in drawings), draw_p_values(record, results, candidates)]
     return [figure for figure in found if figure is not None]
 
 
@@ -269,20 +273,22 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
     )
 
 
-def draw_p_values(record: Record, results: AuditFindings) -> AuditFigure | None:
-    """The candidates' p-values in rising order, and the line below which they are evidence."""
+def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
+    """The candidates' p-values in rising order, and the line below which they are evidence; None if there are none.
+
+    Where a p-value was withheld there is none here either.
+    """
     found = results.candidates
-    if found is None:
+    p = np.sort([row.p_value for row in candidates if row.p_value is not None])
+    if found is None or not p.size:
         return None
-    scores, heldout = record.candidate_scores()
-    p = np.sort(evidence.conformal_p_values(scores[np.isfinite(scores)], heldout))
     figure, axes = _new()
-    rank = np.arange(1, found.count + 1)
-    axes.plot(rank, found.level * rank / found.count, color=INK, lw=0.8, ls=(0, (4, 2)), label="Benjamini–Hochberg")
-    axes.plot(rank, rank / (found.count + 1), color=MUTED, lw=0.8, label="if none were a member")
-    axes.plot(rank[: p.size], p, "o", color=ACCENT, ms=3, mew=0, label="candidates")
+    rank, tested = np.arange(1, p.size + 1), len(record.arrays.candidates)
+    axes.plot(rank, found.level * rank / tested, color=INK, lw=0.8, ls=(0, (4, 2)), label="Benjamini–Hochberg")
+    axes.plot(rank, rank / (p.size + 1), color=MUTED, lw=0.8, label="if none were a member")
+    axes.plot(rank, p, "o", color=ACCENT, ms=3, mew=0, label="candidates")
     axes.axhline(found.smallest_p, color=MUTED, lw=0.7, ls=(0, (1, 2)))
-    place = (found.count, found.smallest_p)
+    place = (p.size, found.smallest_p)
     axes.annotate("smallest p possible", place, (0, 3), ha="right", color=MUTED, size=6.5, textcoords="offset points")
     axes.set(yscale="log", xlabel="candidates, from the smallest p-value", ylabel="p-value")
     figures.legend_below(figure, axes)
@@ -296,7 +302,7 @@ def draw_p_values(record: Record, results: AuditFindings) -> AuditFigure | None:
         Numbers(
             ["Candidate, from the smallest p-value", "p-value", "evidence up to"],
             [
-                [str(place), f"{value:.3g}", f"{found.level * place / found.count:.3g}"]
+                [str(place), f"{value:.3g}", f"{found.level * place / tested:.3g}"]
                 for place, value in enumerate(p[:_MOST_LISTED].tolist(), 1)
             ],
         ),

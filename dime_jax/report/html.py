@@ -70,7 +70,7 @@ class ShownCandidate(NamedTuple):
 def write_report(record: Record, findings: Findings) -> pathlib.Path:
     """Draw the figures of an audit as figures/*.png and *.svg, and write report.html with them in it."""
     results = findings.results
-    drawn = audit_figures.draw_all(record, results)
+    drawn = audit_figures.draw_all(record, results, findings.candidates)
     page = render(
         "audit.html",
         results=results,

@@ -139,7 +139,7 @@ class Asker:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
         self.asked_in_python.add(type(call))
         part = batch.usable_part()
-        eps_fn = self._patient_eps_fn(part.conditions[call.condition], part.index)
+        eps_fn = programs.at_most(call, self._patient_eps_fn(part.conditions[call.condition], part.index))
         batch_draws = draws.Draws(self._key, part.draw_ids)
         with keeping(part.kept):
             answer = call.ask(eps_fn, self._denoiser.schedule, part.x, batch_draws, start_from(call, given, part.x))

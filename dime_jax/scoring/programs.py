@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 from dime_jax._typing import PyTree
 from dime_jax.attacks.base import Answer, Call, Whole, keeping
-from dime_jax.denoiser import ApplyFn
+from dime_jax.denoiser import ApplyFn, EpsFn
 from dime_jax.draws import Draws, Randomness
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.xla_options import network_options
@@ -100,7 +100,8 @@ def answer(template: Template, sharding: NamedSharding | None) -> Callable[[Abou
     """What a call of one query per image makes of the network's answer; or one of none, without."""
 
     def run(about: About, eps: jax.Array | None) -> Answer:
-        return _ask_at_most(template(*about.arguments), lambda x, t: eps, about)
+        call = template(*about.arguments)
+        return _ask(call, at_most(call, lambda x, t: eps), about)
 
     return jax.jit(run, out_shardings=sharding)
 
@@ -118,7 +119,7 @@ def whole(
             return apply(params, x, jnp.asarray(t, jnp.int32), condition)
 
         try:
-            return _ask_at_most(call, eps_fn, about)
+            return _ask(call, at_most(call, eps_fn), about)
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
@@ -190,21 +191,20 @@ def _ask(
         return call.ask(eps_fn, about.schedule, about.x, draws or _BeforehandDraws(about), about.given)
 
 
-def _ask_at_most(call: Call, eps_fn: Callable[[jax.Array, ArrayLike], jax.Array | None], about: About) -> Answer:
-    """Refuse a call that asks more often than it says it does."""
+def at_most(call: Call, eps_fn: Callable[[jax.Array, ArrayLike], jax.Array | None]) -> EpsFn:
+    """eps_fn for a call, which refuses to be asked more often than the call says it does."""
     asked = 0
 
     def counted(x: jax.Array, t: ArrayLike) -> jax.Array:
         nonlocal asked
         asked += 1
+        if asked > call.queries:
+            raise ValueError(
+                f"expected {_name(call)} to ask {call.queries} times per image, as it says it does, got {asked}"
+            )
         return jnp.asarray(eps_fn(x, t))
 
-    found = _ask(call, counted, about)
-    if asked > call.queries:
-        raise ValueError(
-            f"expected {_name(call)} to ask {call.queries} times per image, as it says it does, got {asked}"
-        )
-    return found
+    return counted
 
 
 def _name(call: Call) -> str:

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from dime_jax import _files, digests
 from dime_jax._typing import JsonObject
-from dime_jax.attacks import BUILT_IN
+from dime_jax.attacks import BUILT_IN, modules
 from dime_jax.digests import Damaged, Sealed
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring import query_ledger, shards, walks
@@ -47,6 +47,7 @@ def identity(
     plan: Plan, *, model: str, data: str, images: int, transform: str, seed: int, precision: str, code: str
 ) -> JsonObject:
     """What a table is of: everything that its numbers depend on."""
+    files = modules.files_of(job.attack.name for job in plan.jobs)
     return {
         "model": model,
         "data": data,
@@ -56,6 +57,7 @@ def identity(
         "precision": precision,
         "code": code,
         "settings": [[unit.name, [str(reading) for reading in unit.readings]] for unit in plan.units],
+        **({"attack_files": files} if files else {}),
     }
 
 
@@ -273,7 +275,9 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
 
 def _check_same(directory: pathlib.Path, was: JsonObject, now: JsonObject) -> None:
     differences = [
-        f"{key} was {was.get(key)!r}, now {now[key]!r}" for key in now if key != "settings" and was.get(key) != now[key]
+        f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
+        for key in {**was, **now}
+        if key != "settings" and was.get(key) != now.get(key)
     ]
     before, after = _readings(was), _readings(now)
     if before != after:

@@ -13,7 +13,7 @@ from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
 from dime_jax import _records, auditing, cli, metrics, pipeline, scoring
-from dime_jax.findings import gate, json_files
+from dime_jax.findings import finding, gate, json_files
 from dime_jax.findings.facts import Settings
 from dime_jax.report import html
 from dime_jax.scoring import query_ledger, score_table
@@ -275,6 +275,21 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     # Twelve candidates at 1 % need 1,199 held-out images for one alone.
     assert "With 100 held-out images, no candidate can be singled out" in results["headline"]["candidates"]
     assert "that would take 1,199." in results["headline"]["candidates"]
+
+
+@pytest.mark.usefixtures("_no_page")
+def test_copies_of_held_out_images_accuse_nobody_more(tmp_path):
+    """Three copies each of 120 pictures are 120 pictures, for p-values and for what they can decide."""
+    roles = {**ROLES, "heldout": source(np.repeat(images(120, 5), 3, axis=0), "h")}
+    found = auditing.audit(config(tmp_path, model=MODEL, attacks=("sima_l4",), **roles)).results["candidates"]
+    assert found["withheld"] is None
+    record = json_files.read_record(tmp_path)
+    scores, heldout = record.candidate_scores()
+    distinct = np.unique(record.arrays.groups[record.arrays.heldout]).size
+    assert distinct < 120 < len(heldout) == 3 * distinct
+    assert (found["heldout"], found["smallest_p"]) == (distinct, 1 / (1 + distinct))
+    expected = (1 + np.sum(heldout <= scores[:, None], axis=1) / 3) / (1 + distinct)
+    np.testing.assert_allclose([row.p_value for row in finding.find(record).candidates], expected)
 
 
 @pytest.mark.usefixtures("_no_page")

@@ -234,8 +234,9 @@ def test_unusable_images_are_counted_by_role(hostile):
     assert (counts["members"], counts["heldout"], counts["candidates"]) == (60, 59, len(good) + 9)
     found = results["candidates"]
     assert found["count"] == len(good) + 9 == found["evidence"] + found["no_evidence"] + found["cannot_tell"]
-    # One of the eight got no answer: more than a tenth, so that the set is not judged by the others.
-    assert found["set_withheld"] == "the model gave no finite answer for 1 of 8 candidates"
+    # More than a tenth got no answer, so that the set is not judged by the others.
+    words = "9 of 17 candidates could not be read, and the model gave no finite answer for 1"
+    assert found["set_withheld"] == words
     assert found["set_test"] is None
 
 

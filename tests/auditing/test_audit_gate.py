@@ -37,11 +37,20 @@ def test_conditions(condition, holds):
     assert gate.check(condition, RESULTS) is holds
 
 
+def test_a_name_may_have_a_dash():
+    results = dataclasses.replace(RESULTS, results=(dataclasses.replace(ROW, attack="my-own"),))
+    assert gate.check("my-own@11.auc.low > 0.5", results)
+
+
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
         ("dime@11.auc.low", "expected a condition such as"),
         ("dime@11.auc.low > high", "expected a number on the right"),
+        ("dime@11.auc.low > nan", "expected a finite number on the right of .*, got 'nan'"),
+        ("queries_made > inf", "expected a finite number on the right of .*, got 'inf'"),
+        ("dime@11.auc.low > 60", "expected a number between 0 and 1 on the right of .*, got '60'"),
+        ("candidates.set_test.p_value <= 5", "expected a number between 0 and 1 on the right"),
         ("dime@11.auc > 0.5", "expected 'dime@11.auc' to lead to a number, got dict"),
         ("dime@7.auc.low > 0.5", "unknown 'dime@7' in 'dime@7.auc.low'; results.json has .*dime@11"),
         ("dime@11.auc.lower > 0.5", "unknown 'lower' in 'dime@11.auc.lower'; dime@11.auc has high, low, value"),

@@ -120,6 +120,16 @@ def test_a_plain_function_is_asked_the_same(tmp_path, finished, nudge, monkeypat
     assert plain["queries_made"] == finished.results["queries_made"] + recognised
 
 
+def test_a_file_that_has_changed_does_not_continue_its_audit(finished, nudge, tmp_path, monkeypatch):
+    directory, edited = shutil.copytree(finished.directory, tmp_path / "out"), tmp_path / "nudge.py"
+    edited.write_text(nudge.read_text(encoding="utf-8") + "# another formula\n", encoding="utf-8")
+    assert audited(directory, nudge, compiled_memoriser()) == finished.results
+    forget(monkeypatch)
+    with pytest.raises(ValueError, match=r"cannot continue the score table .*: attack_files was \{'nudge': '") as error:
+        audited(directory, edited, compiled_memoriser())
+    assert "\n" not in str(error.value)
+
+
 def test_the_report_runs_the_file_again(finished, tmp_path, capsys):
     directory = shutil.copytree(finished.directory, tmp_path / "out")
     page = (directory / "report.html").read_bytes()

@@ -32,7 +32,7 @@ def report(tmp_path_factory):
             tmp_path_factory.mktemp("audit"),
             model=memoriser(np.concatenate([members, CANDIDATES]), "<b>model</b>"),
             members=source(members, "m"),
-            heldout=source(images(60, 21), "h"),
+            heldout=source(images(60, 5), "h"),
             candidates=source(CANDIDATES, "c", ids=NAMES),
         )
     )
@@ -89,6 +89,18 @@ def test_figures_are_files_too(report):
     names = {"roc", "scores", "budget", "timesteps", "terms", "p_values"}
     files = {file.name for file in (report.directory / "figures").iterdir()}
     assert files == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+
+
+def test_no_figure_shows_p_values_that_are_withheld(tmp_path):
+    members, candidates = images(60, 0), images(6, 2) // 2
+    roles = {"members": source(members, "m"), "heldout": source(images(60, 5), "h")}
+    audit = auditing.audit(
+        config(tmp_path, model=memoriser(members), candidates=source(candidates, "c"), attacks=("sima_l4",), **roles)
+    )
+    assert audit.results["candidates"]["withheld"] == "as pictures they are unlike the held-out images"
+    page = audit.report.read_text(encoding="utf-8")
+    assert 'id="figure-scores"' in page
+    assert 'id="figure-p_values"' not in page
 
 
 def test_every_figure_has_a_description_and_its_numbers(report, page):

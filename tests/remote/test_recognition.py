@@ -62,6 +62,22 @@ def test_damage_is_found_before_the_model_is_asked(tmp_path):
     assert never.queries.count == 0
 
 
+def network(factor, **settings):
+    return dj.Denoiser(lambda params, x, t, label: params * x, factor, dj.linear_schedule(), SHAPE, **settings)
+
+
+def test_so_is_what_can_be_compiled_and_is_known_by_its_name_alone(tmp_path):
+    recognise(tmp_path / "function", function(lambda x, t: 0.5 * x, traceable=True))
+    with pytest.raises(ValueError, match="mine is another model"):
+        recognise(tmp_path / "function", function(lambda x, t: 0.6 * x, traceable=True))
+    recognise(tmp_path / "network", network(np.float32(0.5)))
+    with pytest.raises(ValueError, match="denoiser is another model"):
+        recognise(tmp_path / "network", network(np.float32(0.6)))
+    known = network(np.float32(0.5), fingerprint="of its weights")
+    recognise(tmp_path / "known", known)
+    assert known.queries.count == 0
+
+
 def test_another_function_of_the_same_name_is_refused(tmp_path):
     recognise(tmp_path, function())
     with pytest.raises(ValueError, match=r"mine is another model than this run was begun with: .* differs by 0.0"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import GRID, SCHEDULE, SHAPE, floats, network, quiet, source
 
+import dime_jax as dj
 from dime_jax import attacks, draws, scoring
 from dime_jax.attacks.base import Answer, Call, norm, query, start_from
 from dime_jax.scoring import planning, programs
@@ -112,6 +113,37 @@ def test_an_index_that_is_computed_is_drawn_inside():
 def test_a_call_that_asks_more_than_it_says_is_refused():
     with pytest.raises(ValueError, match="expected AsksTwice to ask 1 times per image, as it says it does, got 2"):
         programs.answer(AsksTwice, None)(about(AsksTwice(4), {}), X)
+
+
+def test_so_is_one_that_a_plain_function_is_asked_for(tmp_path):
+    asked = []
+
+    def eps(x, t):
+        asked.append(len(x))
+        return np.asarray(x)
+
+    def twice(eps_fn, schedule, x, draws, setting):
+        return norm(eps_fn(eps_fn(x, setting["t"]), setting["t"]))[None]
+
+    job = planning.Job(attacks.Attack("twice", "Twice", "", run=twice, queries=lambda setting: 1), {"t": 7})
+    model = dj.Denoiser.from_function(eps, dj.linear_schedule(), X.shape[1:])
+    with pytest.raises(ValueError, match="expected twice to ask 1 times per image, as it says it does, got 2"):
+        scoring.score(model, source(3), [job], tmp_path, options=quiet())
+    assert sum(asked) == 3  # the second query was not made
+
+
+@pytest.mark.parametrize("traceable", [False, True])
+@pytest.mark.parametrize(("shape", "got"), [(lambda v: v, r"\[\d+\]"), (lambda v: jnp.stack([v, v]), r"\[2, \d+\]")])
+def test_terms_of_another_shape_are_refused(tmp_path, traceable, shape, got):
+    """A score [B] would be read as the terms of B attacks, and its first number given to all images."""
+
+    def run(eps_fn, schedule, x, draws, setting):
+        return shape(norm(eps_fn(x, setting["t"])))
+
+    attack = attacks.Attack("flat", "Flat", "", run=run, queries=lambda setting: 1, traceable=traceable)
+    with pytest.raises(ValueError, match=rf"expected terms of attack 'flat' of shape \[1, \d+\], got {got}") as error:
+        scoring.score(network(), source(2), [planning.Job(attack, {"t": 7})], tmp_path, options=quiet())
+    assert "\n" not in str(error.value)
 
 
 def test_a_call_that_does_not_ask_is_refused():
