@@ -168,6 +168,9 @@ class Denoiser:
         For callers that keep a ledger: what they enter before they call is all that is asked.
         """
         x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"expected x in floating point, got {x.dtype}: scale pixels to [-1, 1] first")
+        x = at_least_float32(x)
         _validate.check_shape(x, (None, *self.shape), "x")
         _validate.check_timestep(t, self.schedule.num_steps)
         if np.ndim(t):
@@ -297,6 +300,11 @@ def keeper(
     return jax.jit(
         jax.shard_map(run, mesh=sharding.mesh, in_specs=(whole, rows, whole, rows), out_specs=rows, check_vma=False)
     )
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """x in floating point, in float32 if it had fewer bits: differences between answers need them."""
+    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
 def _fingerprint_of_name(name: str) -> str:

@@ -124,11 +124,16 @@ def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
     return _mean_and_error(*_placements(*_check_scores(member_scores, heldout_scores)))[0]
 
 
-def auc_interval(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
+def auc_interval(
+    member_scores: npt.ArrayLike,
+    heldout_scores: npt.ArrayLike,
+    confidence: float = 0.95,
+    groups: Groups = (None, None),
+) -> Estimate:
     """AUC with its interval, as in `evaluate`, without the other metrics."""
     _check_levels((), confidence)
     member, heldout = _check_scores(member_scores, heldout_scores)
-    return _auc(member, heldout, confidence, _group_numbers((None, None), (member.size, heldout.size)))
+    return _auc(member, heldout, confidence, _group_numbers(groups, (member.size, heldout.size)))
 
 
 def roc_curve(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> RocCurve:

@@ -32,6 +32,7 @@ from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, eval
 from dime_jax.data import Halves, Split
 from dime_jax.denoiser import Denoiser
 from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
+from dime_jax.metrics import Groups
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
@@ -245,11 +246,18 @@ def _keep(directory: pathlib.Path) -> None:
     digests.write(directory / _PILOT, contents, ["run.json", "halves.npz", _PILOT_MANIFEST])
 
 
-def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HALVES) -> evidence.Direction:
+def read_direction(
+    directory: str | os.PathLike[str], halves: Sequence[str] = HALVES, groups: np.ndarray | None = None
+) -> evidence.Direction:
     """What the witness says about members and held-out images, from the score tables of these halves.
 
     A choice that must not depend on the test half is made from the calibration half alone; the bounds are those for
     both, so that the same AUC is judged the same.
+
+    Args:
+      directory: of the run.
+      halves: names of some halves.
+      groups: of all images of the source [n], -1 for one on its own; bounds allow for these.
     """
     directory = pathlib.Path(directory)
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
@@ -257,8 +265,9 @@ def read_direction(directory: str | os.PathLike[str], halves: Sequence[str] = HA
     for half in halves if witness else ():
         table = score_table.read_table(directory / half)
         for job in witness:
-            pair = term_pair(table, job, getattr(splits, half))
-            scores.append(evidence.WitnessScores(half, int(job.setting["t"]), pair.member[0], pair.heldout[0]))
+            split, t = getattr(splits, half), int(job.setting["t"])
+            (member, heldout), grouped = term_pair(table, job, split), _groups(table, job, split, groups)
+            scores.append(evidence.WitnessScores(half, t, member[0], heldout[0], grouped))
     return evidence.judge_direction(scores, looks=len(witness) * len(HALVES))
 
 
@@ -287,20 +296,15 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
     return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
-def evaluate_run(
-    directory: str | os.PathLike[str], fprs: Sequence[float] = (0.01,), confidence: float = 0.95
-) -> Evaluation:
+def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
-    results = evaluation(directory, fprs, confidence)
+    results = evaluation(directory, confidence)
     _files.write_json(pathlib.Path(directory) / "results.json", _records.plain(results))
     return results
 
 
 def evaluation(
-    directory: str | os.PathLike[str],
-    fprs: Sequence[float] = (0.01,),
-    confidence: float = 0.95,
-    groups: np.ndarray | None = None,
+    directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
 ) -> Evaluation:
     """What `evaluate_run` writes; with the groups of all images of the source [n], intervals allow for these."""
     directory = pathlib.Path(directory)
@@ -310,8 +314,8 @@ def evaluation(
     for frozen in read_calibrations(directory):
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
-        grouped = (None, None) if groups is None else _groups(table, frozen_job(frozen), split, groups)
-        outcome = evaluate(frozen, pair, fprs, confidence, seed, grouped)
+        grouped = _groups(table, frozen_job(frozen), split, groups)
+        outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
     identity = table.manifest["identity"]
@@ -329,7 +333,7 @@ def evaluation(
         seed=seed,
         queries_made=calibration_queries(directory) + table.queries_made + (check.queries if check else 0),
         model_check=check,
-        direction=read_direction(directory),
+        direction=read_direction(directory, groups=groups),
         warnings=(*(warnings if excluded else ()), *unsealed),
     )
 
@@ -407,8 +411,10 @@ def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     return TermPair(*(terms[:, usable] for usable in _usable(table, job, split)))
 
 
-def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The groups of the images of `term_pair`."""
+def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None) -> Groups:
+    """The groups of the images of `term_pair`, from those of all images."""
+    if groups is None:
+        return None, None
     member, heldout = _usable(table, job, split)
     return groups[table.index[member]], groups[table.index[heldout]]
 

@@ -132,3 +132,24 @@ def test_a_model_without_text_embeds_no_captions(unconditional):
 def test_another_space_needs_an_encoder(schedule):
     with pytest.raises(ValueError, match=r"expected encode for mine: images are \(8, 8, 3\), its x is \(4, 4, 4\)"):
         dj.Denoiser(lambda params, x, t, condition: x, (), schedule, (8, 8, 3), shape=(4, 4, 4), name="mine")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_fewer_bits_than_float32_are_not_computed_in(dtype):
+    """A difference of two answers over a small step would be lost."""
+    model = dj.Denoiser.from_function(lambda x, t: x / 3, dj.linear_schedule(), (2, 2, 1), traceable=True)
+    x = jnp.asarray(np.linspace(-1, 1, 8).reshape(2, 2, 2, 1), dtype)
+    answer = model.eps(x, 5)
+    assert answer.dtype == jnp.float32
+    np.testing.assert_allclose(answer, x.astype(jnp.float32) / 3, rtol=1e-6)
+    probes = np.ones((1, 2, 2, 2, 1), np.float32)
+    terms, exact = (
+        dj.dime_terms(model.eps_fn(), model.schedule, images, probes, 100, 0.1) for images in (x, x.astype(jnp.float32))
+    )
+    np.testing.assert_array_equal(terms.trace, exact.trace)
+
+
+def test_pixels_that_were_not_scaled_are_refused():
+    model = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (2, 2, 1))
+    with pytest.raises(ValueError, match=r"expected x in floating point, got uint8: scale pixels to \[-1, 1\] first"):
+        model.eps(np.zeros((1, 2, 2, 1), np.uint8), 5)

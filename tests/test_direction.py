@@ -101,3 +101,19 @@ def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra, schedule)
     assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
     plans = [planning.make_plan(each, schedule).queries_per_image for each in (jobs, jobs + witness)]
     assert plans[1] - plans[0] == extra
+
+
+@pytest.mark.parametrize("correlation", [0.5, 0.95])
+def test_images_of_one_group_are_no_independent_witnesses(correlation):
+    """30 groups of 10 on each side, told apart by nothing: seldom judged, where ten times as many images seem to be."""
+    rng, groups = np.random.default_rng(0), np.repeat(np.arange(30), 10)
+
+    def side():
+        return np.sqrt(1 - correlation) * rng.normal(size=300) + np.sqrt(correlation) * rng.normal(size=30)[groups]
+
+    def judged(of):
+        scores = [WitnessScores("test", t, side(), side(), of) for t in (50, 100, 150)]
+        return judge_direction(scores).judgement is not Judgement.UNSURE
+
+    assert np.mean([judged((groups, groups + 30)) for _ in range(200)]) <= 0.06
+    assert np.mean([judged((None, None)) for _ in range(50)]) >= 0.2

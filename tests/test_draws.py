@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dime_jax import draws
 
@@ -33,3 +34,9 @@ def test_one_compilation_for_all_ids_seeds_and_indices():
     for index in range(5):
         draws.rademacher(jax.random.key(index), jnp.arange(index, index + 4, dtype=jnp.uint32), index, (3,))
     assert draws._draw._cache_size() == 1
+
+
+@pytest.mark.parametrize("ids", [[0, 2**32], [-1, 5]])
+def test_numbers_that_do_not_fit_are_refused(ids):
+    with pytest.raises(ValueError, match="expected ids from 0 to 2³² - 1, got"):
+        draws.id_numbers(ids)

@@ -39,7 +39,7 @@ from dime_jax.attacks.base import (
 )
 from dime_jax.attacks.dime import CITATION, FAMILY, GAMMAS, GRIDS, TIERS, TIMES, Probe, Scaled
 from dime_jax.attacks.rules import Discriminant
-from dime_jax.denoiser import EpsFn
+from dime_jax.denoiser import PRECISION, EpsFn
 from dime_jax.draws import Given, Randomness
 from dime_jax.schedule import NoiseSchedule
 
@@ -61,9 +61,9 @@ def band_energies(v: Any) -> jax.Array:
     """
     planes = _planes(images(v))
     height, width = planes.shape[1:3]
-    spectrum = jnp.einsum("ui,bijc,vj->buvc", _cosines(height), planes, _cosines(width))
+    spectrum = jnp.einsum("ui,bijc,vj->buvc", _cosines(height), planes, _cosines(width), precision=PRECISION)
     energy = jnp.sum(spectrum**2, axis=-1).reshape(len(planes), -1)
-    return jnp.log(energy @ _bands(height, width) + _FLOOR).T
+    return jnp.log(jnp.matmul(energy, _bands(height, width), precision=PRECISION) + _FLOOR).T
 
 
 @jax.jit

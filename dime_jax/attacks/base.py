@@ -25,7 +25,7 @@ import numpy as np
 
 from dime_jax import _validate
 from dime_jax.attacks.rules import SINGLE, Rule
-from dime_jax.denoiser import OWN, EpsFn
+from dime_jax.denoiser import OWN, EpsFn, at_least_float32
 from dime_jax.draws import NO_DRAWS, Randomness
 from dime_jax.schedule import NoiseSchedule
 
@@ -34,12 +34,12 @@ Setting = Mapping[str, int | float]
 
 
 def images(x: Any) -> jax.Array:
-    """A non-empty batch of images [B, ...] in floating point."""
+    """A non-empty batch of images [B, ...] in floating point of 32 bits or more."""
     x = jnp.asarray(x)
     if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"expected images of shape [B, ...] in floating point, got {x.dtype} {list(x.shape)}")
     _validate.check_not_empty(x, "images")
-    return x
+    return at_least_float32(x)
 
 
 def query(eps_fn: EpsFn, x: jax.Array, t: Any) -> jax.Array:

@@ -140,6 +140,8 @@ class AuditConfig:
             raise ValueError("expected either members and heldout, or images and split")
         if self.thrifty and not self.members_known:
             raise ValueError("expected known members with thrifty: without them nothing is calibrated")
+        if self.variations and self.options.budget.per_image is not None:
+            raise ValueError("expected no bound on queries per image with variations, which are further images")
         _validate.check_at_least(self.timestep, 0, "timestep")
         _validate.check_positive(self.gamma, "gamma")
         _validate.check_at_least(self.queries or 1, 1, "queries")

@@ -73,7 +73,7 @@ def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> 
     pipeline.begin(config.directory, jobs, halves, config.seed, thrifty=config.thrifty)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
     frozen = pipeline.calibrate_run(config.directory)
-    direction = pipeline.read_direction(config.directory, ["calibration"])
+    direction = pipeline.read_direction(config.directory, ["calibration"], images.groups)
     return choose_decider(frozen, pipeline.asked_labels(config.directory), config.decide_with, direction), halves
 
 

@@ -30,6 +30,9 @@ class Item(NamedTuple):
     caption: str | None = None
 
 
+_LOOKED_AT = 64  # images of an array whose scale is looked at
+
+
 class BadImage(ValueError):
     """One image cannot be used, for a reason that fits on a line; the other images are not affected."""
 
@@ -144,9 +147,10 @@ def from_images(
     transform: str = "fit",
     captions: Sequence[str] | None = None,
 ) -> Source:
-    """A Source over images [N, H, W, C] that are in memory or memory-mapped: uint8, or float32 in [-1, 1].
+    """A Source over images [N, H, W, C] that are in memory or memory-mapped: uint8, or floats in [-1, 1].
 
-    Without ids, image 42 is called "{name}-00042": stable as long as the order of the array is.
+    Without ids, image 42 is called "{name}-00042": stable as long as the order of the array is. A single image with a
+    value that is not finite, or beyond [-1, 1], is a `BadImage` when it is read.
 
     Args:
       images: as above; they are not copied.
@@ -155,18 +159,45 @@ def from_images(
       labels: class labels [N].
       transform: name of the set's usual preprocessing (see `transforms`).
       captions: one text for each image.
+
+    Raises:
+      ValueError: for other shapes and types, and for floats that look like [0, 1]: the first images have no value below
+        0, and some above 1/2.
     """
     _validate.check_shape(images, (None, None, None, None), f"images of {name}")
     if images.shape[-1] not in (1, 3):
         raise ValueError(f"expected images of {name} with 1 or 3 channels last, got shape {list(images.shape)}")
+    if images.dtype != np.uint8:
+        _check_floats(images, name)
     return Source(
         name=name,
         ids=numbered_ids(f"{name}-", len(images)) if ids is None else ids,
-        read=lambda index: np.ascontiguousarray(images[index]),
+        read=lambda index: _in_range(np.ascontiguousarray(images[index])),
         labels=labels,
         transform=transform,
         captions=captions,
     )
+
+
+def _check_floats(images: np.ndarray, name: str) -> None:
+    """Refuse integers, and values on another scale, as far as the first images show it."""
+    if not np.issubdtype(images.dtype, np.floating):
+        raise ValueError(f"expected images of {name} as uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
+    first = np.asarray(images[:_LOOKED_AT])
+    if first.size and np.all(first >= 0) and np.any(first > 0.5):
+        raise ValueError(
+            f"expected images of {name} in [-1, 1], got values from {first.min():g} to {first.max():g}: "
+            "scale [0, 1] by 2 x - 1, or convert 0..255 to uint8"
+        )
+
+
+def _in_range(image: np.ndarray) -> np.ndarray:
+    """An image, if it is uint8 or in [-1, 1] but for rounding."""
+    if image.dtype == np.uint8 or np.all(np.abs(image) <= 1 + 1e-3):  # NaN is not
+        return image
+    if not np.all(np.isfinite(image)):
+        raise BadImage(f"{int(np.sum(~np.isfinite(image)))} of {image.size} values are NaN or infinite")
+    raise BadImage(f"expected values in [-1, 1], got {image.min():g} to {image.max():g}")
 
 
 def numbered_ids(prefix: str, count: int) -> list[str]:

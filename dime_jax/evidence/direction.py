@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dime_jax import metrics
 
-# The chance that a witness speaks up on sets that it cannot tell apart, over all timesteps and halves together.
+# The chance that a witness takes one side on sets that it cannot tell apart, over all timesteps and halves together.
 ERROR_RATE = 0.01
 
 
@@ -28,12 +28,13 @@ class Judgement(enum.StrEnum):
 
 
 class WitnessScores(NamedTuple):
-    """The witness's scores at one timestep of one half, lower for members."""
+    """The witness's scores at one timestep of one half, lower for members, and which images belong together."""
 
     half: str
     t: int
     member: npt.ArrayLike
     heldout: npt.ArrayLike
+    groups: metrics.Groups = (None, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,8 @@ def judge_direction(scores: Sequence[WitnessScores], looks: int | None = None) -
         return NOT_CHECKED
     confidence = 1 - 2 * ERROR_RATE / max(len(scores), looks or 0)
     aucs = []
-    for half, t, member, heldout in scores:
-        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence)))
+    for half, t, member, heldout, groups in scores:
+        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence, groups)))
     if any(auc.high < 0.5 for auc in aucs):
         judgement = Judgement.BELOW
     elif any(auc.low > 0.5 for auc in aucs):

@@ -77,6 +77,11 @@ def _answer(results: AuditFindings, row: ResultRow) -> str:
         return "Members and held-out images look swapped: it is the held-out images that look like training images."
     if row.auc.high < 0.5:
         return "The attack does worse than chance on the test half: members and held-out images may be swapped."
+    if row.auc.low <= 0.5 and results.direction.judgement == Judgement.ABOVE:
+        return (
+            "The attack that decides cannot tell members from held-out images, but a plain score of one query can: "
+            "do not read this as a sign of a clean model."
+        )
     if row.auc.low <= 0.5:
         return "No sign that this model remembers its training images."
     if any(found and found.explained for found in (blind, results.caption_baseline)):

@@ -145,6 +145,8 @@ def score(
     plan = make_plan(jobs, denoiser.schedule)
     index = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
     _validate.check_not_empty(index, "indices")
+    if np.unique(index).size != index.size:
+        raise ValueError(f"expected each of the {index.size} indices once, got {np.unique(index).size} different ones")
     transform = transform or data.transform_for(source, denoiser.image_shape)
     _check_conditions(denoiser, plan)
     _check_labels(denoiser, source, index)
@@ -237,8 +239,9 @@ def _finish(run: _Run) -> None:
                 if not out_of_memory(error) or micro_batch == 1:
                     raise
                 micro_batch //= 2
-                manifest = score_table.read_manifest(directory)
-                score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
+                if jax.process_index() == 0:  # others that run out of memory too would write the same file
+                    manifest = score_table.read_manifest(directory)
+                    score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
                 progress.say(f"out of memory: going on with a micro-batch of {micro_batch}")
             else:
                 return

@@ -13,7 +13,7 @@ from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
 from dime_jax import _records, auditing, cli, metrics, pipeline, scoring
-from dime_jax.findings import finding, gate, json_files
+from dime_jax.findings import finding, gate, json_files, wording
 from dime_jax.findings.facts import Settings
 from dime_jax.report import html
 from dime_jax.scoring import query_ledger, score_table
@@ -275,6 +275,14 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     # Twelve candidates at 1 % need 1,199 held-out images for one alone.
     assert "With 100 held-out images, no candidate can be singled out" in results["headline"]["candidates"]
     assert "that would take 1,199." in results["headline"]["candidates"]
+
+
+def test_a_weak_attack_does_not_clear_a_model_that_the_witness_accuses(result, directory):
+    found = finding.find(json_files.read_record(directory)).results
+    assert found.direction.judgement == "above"
+    weak = [dataclasses.replace(row, auc=metrics.Estimate(0.5, 0.4, 0.6)) for row in found.results]
+    answer = wording.headline(dataclasses.replace(found, results=tuple(weak))).answer
+    assert answer.startswith("The attack that decides cannot tell members from held-out images, but")
 
 
 @pytest.mark.usefixtures("_no_page")

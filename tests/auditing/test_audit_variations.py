@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from memoriser import config, images, memoriser, source
 
-from dime_jax import auditing, evidence
+from dime_jax import auditing, evidence, scoring
 from dime_jax.auditing import cost
 from dime_jax.auditing.images import open_images
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings import json_files, wording
+from dime_jax.scoring.query_ledger import Budget
 
 MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 MODEL = memoriser(np.concatenate([MEMBERS, CANDIDATES[:6, :, ::-1]]))
@@ -86,3 +87,9 @@ def test_no_fraction_is_estimated_from_the_best_of_variations(result):
     assert result.findings.fraction_used is None
     assert wording.fraction(None) == ""
     assert "was also asked about mirrored, cropped" in result.report.read_text(encoding="utf-8")
+
+
+def test_variations_are_not_bounded_image_by_image(tmp_path):
+    options = scoring.ScoringOptions(silent=True, budget=Budget(per_image=100))
+    with pytest.raises(ValueError, match="expected no bound on queries per image with variations"):
+        config(tmp_path, model=MODEL, variations=True, options=options, **ROLES)

@@ -410,3 +410,36 @@ def test_reading_from_many_threads(tmp_path):
         items = list(pool.map(source.__getitem__, [*range(64)] * 4))
     for position, item in enumerate(items):
         np.testing.assert_array_equal(item.image, images[position % 64])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 4, 4, 1), np.int64), "expected images of mine as uint8 or floats, got int64: convert 0..255"),
+        (
+            np.linspace(0, 1, 32).reshape(2, 4, 4, 1),
+            r"expected images of mine in \[-1, 1\], got values from 0 to 1: scale",
+        ),
+        (
+            np.linspace(0, 255, 32).reshape(2, 4, 4, 1),
+            r"expected images of mine in \[-1, 1\], got values from 0 to 255",
+        ),
+    ],
+)
+def test_arrays_on_another_scale_are_refused(images, message):
+    with pytest.raises(ValueError, match=message):
+        data.from_images(images, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(np.nan, "1 of 16 values are NaN or infinite"), (3.0, r"expected values in \[-1, 1\], got 0 to 3")],
+)
+def test_one_bad_array_among_good_ones_is_a_bad_image(value, message):
+    images = np.zeros((3, 4, 4, 1), np.float32)
+    images[1, 2, 3] = value
+    images[2] = -1
+    source = data.from_images(images)
+    with pytest.raises(data.BadImage, match=message):
+        source[1]
+    np.testing.assert_array_equal(source[2].image, images[2])

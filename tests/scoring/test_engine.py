@@ -301,3 +301,10 @@ def test_programs_of_more_virtual_devices_than_cores_do_not_overlap(tmp_path, mo
     if waits:
         calls = planning.make_plan(TWO, SCHEDULE).queries_per_image  # each is one program for the only batch
         assert len(answers) == calls
+
+
+def test_an_image_named_twice_is_refused_before_anything_is_asked(tmp_path):
+    model = function()
+    with pytest.raises(ValueError, match="expected each of the 3 indices once, got 2 different ones"):
+        scoring.score(model, source(4), FEW, tmp_path, indices=[1, 1, 2], options=quiet())
+    assert model.queries.count == 0
