@@ -18,7 +18,9 @@ _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": opera
 _CONDITION = re.compile(r"\s*(?P<path>[\w@.-]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
 
 # What lies between 0 and 1, whatever the results are; tables print it in per cent.
-_SHARES = frozenset({"auc", "asr", "tpr_at_1pct_fpr", "attained_fpr", "tpr", "fpr", "p_value", "fraction_used"})
+_SHARES = re.compile(
+    r"(.*\.)?(auc|asr|tpr_at_1pct_fpr|fraction_used)\.(value|low|high)|(.*\.)?(attained_fpr|tpr|fpr|p_value)"
+)
 # What says nothing of candidates, or of a deletion, that could not be decided.
 _VERDICTS = frozenset({"evidence", "no_evidence", "truth"})
 _DELETION = frozenset({"flagged", "set_before", "set_after", "change"})
@@ -56,7 +58,7 @@ def parse(condition: str) -> Condition:
         raise ValueError(f"expected a number on the right of {condition!r}, got {match['bound']!r}") from None
     if not math.isfinite(bound):
         raise ValueError(f"expected a finite number on the right of {condition!r}, got {match['bound']!r}")
-    if _SHARES & set(match["path"].split(".")) and not 0 <= bound <= 1:
+    if _SHARES.fullmatch(match["path"]) and not 0 <= bound <= 1:
         raise ValueError(f"expected a number between 0 and 1 on the right of {condition!r}, got {match['bound']!r}")
     return Condition(match["path"], match["operator"], bound)
 

@@ -371,6 +371,16 @@ def test_no_set_is_judged_by_the_few_that_got_an_answer(tmp_path):
         gate.check("candidates.evidence > 0", result.findings)
 
 
+def test_no_gate_passes_where_no_candidate_could_have_been_evidence(result):
+    found = result.findings
+    undecided = dataclasses.replace(found, candidates=dataclasses.replace(found.candidates, can_decide=False))
+    for condition in ("candidates.evidence > 0", "candidates.no_evidence < 1"):
+        with pytest.raises(ValueError, match="cannot be judged: with so few held-out images no candidate could have"):
+            gate.check(condition, undecided)
+        gate.check(condition, found)
+    gate.check("candidates.set_test.p_value <= 0.05", undecided)  # a set can be judged all the same
+
+
 @pytest.mark.usefixtures("_no_page")
 def test_the_check_of_the_model_is_evidence_too(tmp_path):
     ones = dj.Denoiser.from_function(lambda x, t: np.ones_like(x), MODEL.schedule, MODEL.image_shape, name="ones")

@@ -1,5 +1,6 @@
 """The deletion check: a model with and without some images."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing
+from dime_jax import auditing, evidence
 from dime_jax.findings import gate
 from dime_jax.report import html
 from dime_jax.scoring import score_table
@@ -45,6 +46,14 @@ def test_everything_is_frozen_on_the_model_before(result, directory):
     assert manifests["before"]["data"] == manifests["after"]["data"]
     assert score_table.read_manifest(directory / "calibration")["identity"]["model"] == WITH.fingerprint
     assert result.results["facts"]["images"]["heldout"] == 50  # the half that chose nothing
+
+
+@pytest.mark.parametrize("path", ["flagged.after", "set_after.p_value", "change.p_value"])
+def test_no_gate_passes_where_nothing_was_there_to_delete(result, path):
+    nothing = dataclasses.replace(result.findings, verdict=evidence.DeletionVerdict.NOTHING_BEFORE)
+    with pytest.raises(ValueError, match="cannot be judged: the verdict on the deletion is 'cannot tell: no evidence"):
+        gate.check(f"{path} <= 0.05", nothing)
+    gate.check(f"{path} <= 0.05", result.findings)
 
 
 def test_it_is_written_again_without_the_models(result, directory):

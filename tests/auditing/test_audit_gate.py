@@ -31,6 +31,8 @@ RESULTS = Evaluation(
         ("dime@11.setting.t >= 70", True),
         ("queries_made > 1e2", False),
         ("queries_made > -1", True),
+        ("dime@11.auc.low >= 0", True),
+        ("dime@11.auc.high > 1", False),
     ],
 )
 def test_conditions(condition, holds):
@@ -51,6 +53,8 @@ def test_a_name_may_have_a_dash():
         ("queries_made > inf", "expected a finite number on the right of .*, got 'inf'"),
         ("dime@11.auc.low > 60", "expected a number between 0 and 1 on the right of .*, got '60'"),
         ("candidates.set_test.p_value <= 5", "expected a number between 0 and 1 on the right"),
+        ("fraction_used.high > 50", "expected a number between 0 and 1 on the right"),
+        ("dime@11.at_threshold.fpr > 5", "expected a number between 0 and 1 on the right"),
         ("dime@11.auc > 0.5", "expected 'dime@11.auc' to lead to a number, got dict"),
         ("dime@7.auc.low > 0.5", "unknown 'dime@7' in 'dime@7.auc.low'; results.json has .*dime@11"),
         ("dime@11.auc.lower > 0.5", "unknown 'lower' in 'dime@11.auc.lower'; dime@11.auc has high, low, value"),
