@@ -29,12 +29,13 @@ from dime_jax.evidence.direction import (
     WitnessScores,
     judge_direction,
 )
-from dime_jax.evidence.fraction import FractionUsed, KnownScores, fraction_used
+from dime_jax.evidence.fraction import LEAST_KNOWN, FractionUsed, KnownScores, fraction_used
 from dime_jax.evidence.likeness import Likeness, likeness
 from dime_jax.evidence.privacy import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
 from dime_jax.evidence.sets import SetTest, count_groups, set_test
 
 __all__ = [
+    "LEAST_KNOWN",
     "NOT_CHECKED",
     "Adjustment",
     "BlindBaseline",

@@ -11,6 +11,7 @@ from dime_jax.evidence import _checks
 from dime_jax.evidence._resampling import portions
 
 RESAMPLES = 1_999
+LEAST_KNOWN = 50  # members, and held-out images, for an interval that covers about as often as it says
 _MAX_FRACTIONS = 200
 
 
@@ -61,7 +62,8 @@ def fraction_used(
     `confidence` there as well, and is [0, 1] where members and held-out images cannot be told apart.
 
     π is the fraction of these images, not of a population that they were drawn from. Images count as independent: those
-    of one owner or shoot resemble each other, and make the interval too narrow.
+    of one owner or shoot resemble each other, and make the interval too narrow. So do few known images, whose resamples
+    vary less than they would: below LEAST_KNOWN on a side, audits give no estimate.
 
     Args:
       scores: of the set; lower for members. Not finite: left out.

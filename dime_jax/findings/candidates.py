@@ -99,7 +99,8 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     """Which fraction of the candidates was used, of those that may be judged.
 
     None where the set is not judged, where nobody looked whether the sets are swapped or of a kind, where pictures or
-    captions alone explain how members differ, and for the best of variations, which are not known of members.
+    captions alone explain how members differ, for the best of variations, which are not known of members, and where few
+    images are known.
     """
     found = results.candidates
     if found is None or not record.members_known or found.set_withheld or found.likeness is None:
@@ -111,10 +112,12 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     scores = [row.score for row in rows if row.p_value is not None and row.score is not None]
     if not scores:
         return None
-    heldout = record.candidate_scores()[1]
+    known = KnownScores(record.scores(record.decider).finite().member, record.candidate_scores()[1])
+    if min(map(np.size, known)) < evidence.LEAST_KNOWN:
+        return None
     return evidence.fraction_used(
         np.array(scores),
-        KnownScores(record.scores(record.decider).finite().member, heldout),
+        known,
         KnownScores(*record.calibration_scores().finite()),
         seed=record.facts.settings.seed,
     )

@@ -268,6 +268,7 @@ def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_pa
     halves = pipeline.read_halves(tmp_path)
     reference = json_files.read_record(tmp_path).arrays.heldout
     assert results["candidates"]["heldout"] == len(reference) == 100
+    assert "fraction_used" not in results  # 30 members are too few to know it by
     missing = results["candidates"]["adjusted"]["missing"]
     assert missing == "they take 36 held-out images in the calibration half, and it has 20"
     assert not set(reference) & set(halves.calibration.heldout)
