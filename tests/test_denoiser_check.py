@@ -163,7 +163,8 @@ class TestNoFalseAlarm:
     @pytest.mark.parametrize("make", [ideal, nearest])
     @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
     @pytest.mark.parametrize("kind", ["digits", "colours", *slow("two-tone digits", "noise")])
-    def test_perfect_memorisers(self, digits, make, schedule, kind):
+    @pytest.mark.parametrize("seed", [0, *slow(1)])
+    def test_perfect_memorisers(self, digits, make, schedule, kind, seed):
         rng = np.random.default_rng(0)
         train, heldout = {
             "digits": lambda: (digits[0][:300], digits[1]),
@@ -171,12 +172,10 @@ class TestNoFalseAlarm:
             "colours": lambda: (patches(300, 1), patches(100, 2)),
             "noise": lambda: tuple(rng.uniform(-1, 1, (120, *SHAPE)).astype(np.float32) for _ in range(2)),
         }[kind]()
-        model = make(train, schedule)
-        for seed in range(2):
-            found = check_denoiser(model, heldout[16 * seed : 16 * (seed + 1)], seed=seed)
-            assert found.passed, found.summary
+        found = check_denoiser(make(train, schedule), heldout[16 * seed : 16 * (seed + 1)], seed=seed)
+        assert found.passed, found.summary
 
-    @pytest.mark.parametrize("noise", [0.1, 1.0, *slow(0.3, 0.5)])
+    @pytest.mark.parametrize("noise", [1.0, *slow(0.1, 0.3, 0.5)])
     def test_weak_networks(self, shipped, sixteen, noise):
         rng = np.random.default_rng(0)
 

@@ -100,7 +100,10 @@ def test_ties_at_every_scale(schedule):
         assert_right_to_rounding(denoiser, train, queries, t)
 
 
-@pytest.mark.parametrize(("size", "landmarks"), [(5, None), (500, None), (30, 1), (500, 1)])
+@pytest.mark.parametrize(
+    ("size", "landmarks"),
+    [(5, None), (500, 1), pytest.param(500, None, marks=pytest.mark.slow), pytest.param(30, 1, marks=pytest.mark.slow)],
+)
 def test_near_ties_among_unrelated_images(schedule, monkeypatch, size, landmarks):
     """With a landmark in every set of ties, and with none near them, so that all ties must be evaluated directly."""
     train, queries = near_ties(np.random.default_rng(size), size)

@@ -22,7 +22,7 @@ from experiments.configs.attack_section import attack_section, data_section
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
 # Of the others only the data differ, whose formats have tests of their own.
-QUICK = ("cifar10", "celeba", "imagenet256")
+QUICK = ("cifar10", "imagenet256")
 SMOKES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STUDIES]
 DIALECTS = {"imagenet256": "guided"}
 REPOSITORY = pathlib.Path(__file__).parents[2]
