@@ -11,7 +11,7 @@ from dime_jax import evidence
 from dime_jax.evidence import sets
 
 # (repetitions, marks): a quick look every time, a close one with `make test-slow`.
-QUICK = 300
+QUICK = 200
 CLOSE = pytest.param(3_000, marks=pytest.mark.slow)
 
 
