@@ -34,7 +34,7 @@ class Likeness:
       unlike: which candidates are out of range: p <= ERROR_RATE, or the smallest p there can be.
       set_p: permutation p-value of the candidates' mean being as far from that of the held-out images.
       set_unlike: whether the set is out of range: set_p <= ERROR_RATE, or the smallest p there can be.
-      heldout: with how many held-out images they were compared.
+      heldout: with how many held-out images they were compared one by one, counting a group of them once.
     """
 
     p_values: np.ndarray
