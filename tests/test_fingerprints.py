@@ -1,8 +1,8 @@
 """Fingerprints as they have always been.
 
-A fingerprint is a hash over the spec's JSON and the variables' paths, shapes and bytes: a new field, a renamed module or
-1 read as 1.0 changes it, and then runs cannot be resumed, kept results name another model, and the shipped model does not
-open. These literals change only together with the format of model directories.
+A fingerprint is a hash over the spec's JSON and the variables' paths, shapes and bytes: a new field, a renamed module
+or 1 read as 1.0 changes it, and then runs cannot be resumed, kept results name another model, and the shipped model
+does not open. These literals change only together with the format of model directories.
 """
 
 import pathlib
