@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from dime_jax import compilation_cache
+from dime_jax._util import compilation_cache
 
 ROUNDS = 3
 GOAL = 0.75

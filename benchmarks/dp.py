@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.timing import median_seconds
 from dime_jax import training
-from dime_jax._distributed import data_mesh, replicated
+from dime_jax._util.distributed import data_mesh, replicated
 from dime_jax.training import dp
 from dime_jax.training.inputs import on_devices
 from dime_jax.training.keys import update_keys

@@ -15,7 +15,7 @@ from checkpoints_convert.mapping import Dialect, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import ChosenWeights
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
 from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
 
@@ -168,11 +168,11 @@ def stored_schedule(weights: ChosenWeights) -> Known[ScheduleSpec] | None:
 
 def check_options(options: ConversionOptions, dialects: Iterable[str]) -> None:
     """Refuse options that no checkpoint could have."""
-    _validate.check_choice(options.dialect, ["auto", *dialects], "dialect")
+    validate.check_choice(options.dialect, ["auto", *dialects], "dialect")
     if options.image_size is not None:
         check_integer(options.image_size, 1, MAX_IMAGE_SIZE, "image_size")
     if options.prediction is not None:
-        _validate.check_choice(options.prediction, PREDICTIONS, "prediction")
+        validate.check_choice(options.prediction, PREDICTIONS, "prediction")
     parse_schedule(options.schedule)
 
 
@@ -183,7 +183,7 @@ def parse_schedule(text: str | None) -> ScheduleSpec | None:
     if text.endswith(".json"):
         return _schedule_file(Path(text))
     kind, *values = text.split(":")
-    _validate.check_choice(kind, ["linear", "scaled_linear", "cosine"], "schedule")
+    validate.check_choice(kind, ["linear", "scaled_linear", "cosine"], "schedule")
     try:
         if not values:
             return ScheduleSpec(kind=kind)

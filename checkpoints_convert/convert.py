@@ -15,7 +15,7 @@ from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from checkpoints_convert.unsupported import is_latent_folder, refuse_unsupported
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax import checkpoints, models
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 from dime_jax.models import LatentModelSpec
 
 CONVERTER_VERSION = 2

@@ -13,7 +13,7 @@ from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import Dialect, block_names
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
 from dime_jax.models.latent_spec import ConditionalUnetSpec
 from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer

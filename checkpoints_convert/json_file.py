@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from checkpoints_convert.torch_pickle import CheckpointError
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 
 _MAX_BYTES = 2**20
 

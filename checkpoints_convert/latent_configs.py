@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from checkpoints_convert.diffusers import beta_schedule
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 from dime_jax.models import ScheduleSpec
 from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer

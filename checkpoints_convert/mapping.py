@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from dime_jax import models
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 
 StateDict = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate, metrics
-from dime_jax._typing import JsonObject
+from dime_jax import metrics
+from dime_jax._util import validate
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, at_angle, weighted
@@ -155,7 +156,7 @@ def evaluate(
 def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair: TermPair) -> Iterator[Calibration]:
     """The attack at one setting with every weights that its rule allows."""
     for side, name in zip(pair, ("member", "held-out")):
-        _validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
+        validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
     terms = pair if stats is None else TermPair(*(np.stack(stats.standardize(side)) for side in pair))
     for weights in attack.rule.weights(schedule, setting, terms):

@@ -17,8 +17,8 @@ import shtab
 
 import dime_jax
 from checkpoints_convert.options import add_conversion_arguments, conversion_options
-from dime_jax._flags import Parser
-from dime_jax.compilation_cache import use as use_compilation_cache
+from dime_jax._util.compilation_cache import use as use_compilation_cache
+from dime_jax._util.flags import Parser
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _show(result: "AuditResult", args: argparse.Namespace) -> int:
 
 def _finish(results: "Evaluation | DeletionFindings", args: argparse.Namespace) -> int:
     """Print results for programs, and check the conditions."""
-    from dime_jax._records import plain_object
+    from dime_jax._util.records import plain_object
     from dime_jax.findings import gate
 
     if args.json:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax import _validate
-from dime_jax._typing import PyTree
+from dime_jax._util import validate
+from dime_jax._util.typing import PyTree
 from dime_jax.draws import Draws, id_numbers
 from dime_jax.schedule import NoiseSchedule
 
@@ -171,10 +171,10 @@ class Denoiser:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"expected x in floating point, got {x.dtype}: scale pixels to [-1, 1] first")
         x = at_least_float32(x)
-        _validate.check_shape(x, (None, *self.shape), "x")
-        _validate.check_timestep(t, self.schedule.num_steps)
+        validate.check_shape(x, (None, *self.shape), "x")
+        validate.check_timestep(t, self.schedule.num_steps)
         if np.ndim(t):
-            _validate.check_shape(t, (x.shape[0],), "t")
+            validate.check_shape(t, (x.shape[0],), "t")
         condition = self.check_condition(condition, x.shape[0])
         self.queries.add(x.shape[0])
         with jax.default_matmul_precision(PRECISION):
@@ -201,13 +201,13 @@ class Denoiser:
           seed: of that sample.
         """
         pixels = jnp.asarray(pixels)
-        _validate.check_shape(pixels, (None, *self.image_shape), "pixels")
+        validate.check_shape(pixels, (None, *self.image_shape), "pixels")
         if self.encode_fn is None:
             return pixels
         numbers = id_numbers(range(len(pixels)) if ids is None else ids)
         with jax.default_matmul_precision(PRECISION):
             x = encoder(self.encode_fn)(self.params, pixels, jax.random.key(seed), numbers)
-        _validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
+        validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
         return x
 
     def kept(self, x: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array | None:
@@ -221,7 +221,7 @@ class Denoiser:
         if self.keep_fn is None:
             return None
         x = jnp.asarray(x)
-        _validate.check_shape(x, (None, *self.shape), "x")
+        validate.check_shape(x, (None, *self.shape), "x")
         numbers = id_numbers(range(len(x)) if ids is None else ids)
         with jax.default_matmul_precision(PRECISION):
             return keeper(self.keep_fn)(self.params, x, jax.random.key(seed), numbers)
@@ -256,7 +256,7 @@ class Denoiser:
             raise ValueError(f"{self.name} is conditional: expected a condition of structure {wanted}, got {given}")
 
         def check(path: tuple[object, ...], one: jax.ShapeDtypeStruct, leaf: ArrayLike) -> jax.Array:
-            _validate.check_shape(leaf, (batch, *one.shape), f"condition{jax.tree_util.keystr(path)}")
+            validate.check_shape(leaf, (batch, *one.shape), f"condition{jax.tree_util.keystr(path)}")
             return jnp.asarray(leaf, one.dtype)
 
         return jax.tree_util.tree_map_with_path(check, self.condition_shape, condition)
@@ -321,10 +321,10 @@ def _check_labels(labels: ArrayLike | None, batch: int, num_classes: int, name: 
     if labels is None:
         raise ValueError(f"{name} is class-conditional: expected condition, one of 0..{num_classes - 1} per image")
     labels = jnp.broadcast_to(jnp.asarray(labels), (batch,)) if np.ndim(labels) == 0 else jnp.asarray(labels)
-    _validate.check_shape(labels, (batch,), "condition")
+    validate.check_shape(labels, (batch,), "condition")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected integer labels, got {labels.dtype}")
-    if _validate.is_concrete(labels):
+    if validate.is_concrete(labels):
         bad = np.asarray(labels)[(np.asarray(labels) < 0) | (np.asarray(labels) >= num_classes)]
         if bad.size:
             raise ValueError(f"expected 0 <= label < {num_classes}, got label={bad[0]}")

@@ -45,8 +45,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax import _validate, draws
-from dime_jax._typing import Array, PyTree
+from dime_jax import draws
+from dime_jax._util import validate
+from dime_jax._util.typing import Array, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 from dime_jax.scoring.query_ledger import BudgetExceeded
@@ -186,10 +187,10 @@ def check_denoiser(
       ValueError: in one line, if the model fails on such a batch, or returns something else than an array of its shape.
     """
     images = jnp.asarray(images, jnp.float32)
-    _validate.check_shape(images, (None, *denoiser.image_shape), "images")
-    _validate.check_not_empty(images, "images")
+    validate.check_shape(images, (None, *denoiser.image_shape), "images")
+    validate.check_not_empty(images, "images")
     if max_queries_per_image is not None:
-        _validate.check_at_least(max_queries_per_image, 1, "max_queries_per_image")
+        validate.check_at_least(max_queries_per_image, 1, "max_queries_per_image")
     numbers = draws.id_numbers(range(len(images)) if ids is None else ids)
     x = denoiser.encode(images, ids=ids, seed=seed)
     check = _Check(denoiser, x, condition, draws.Draws(jax.random.key(seed), numbers), ask)

@@ -30,9 +30,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from dime_jax import _validate
-from dime_jax._distributed import replicated, split_rows
-from dime_jax._typing import PyTree
+from dime_jax._util import validate
+from dime_jax._util.distributed import replicated, split_rows
+from dime_jax._util.typing import PyTree
 from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.schedule import NoiseSchedule, per_image
 
@@ -339,13 +339,13 @@ class IdealDenoiser(Denoiser):
     """
 
     def __init__(self, train: ArrayLike, schedule: NoiseSchedule, *, mesh: Mesh | None = None):
-        _validate.check_not_empty(train, "train")
+        validate.check_not_empty(train, "train")
         if np.ndim(train) < 2:
             raise ValueError(f"expected train of shape [n, ...] with n > 0, got {list(np.shape(train))}")
         train = np.asarray(train)
         dtype = jax.dtypes.canonicalize_dtype(train.dtype if np.issubdtype(train.dtype, np.floating) else np.float32)
         flat = np.ascontiguousarray(train.reshape(len(train), -1), dtype)
-        _validate.check_finite(flat, "train")
+        validate.check_finite(flat, "train")
         points = index_points(flat, 1 if mesh is None else mesh.size)
         points = jax.device_put(points, None if mesh is None else _shards(mesh))
         self.num_points = len(flat)
@@ -386,8 +386,8 @@ class IdealDenoiser(Denoiser):
         return self.params[0].landmarks.dtype
 
     def _check(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
-        _validate.check_shape(g, (None, *self.image_shape), "g")
-        _validate.check_timestep(t, self.schedule.num_steps)
+        validate.check_shape(g, (None, *self.image_shape), "g")
+        validate.check_timestep(t, self.schedule.num_steps)
         return jnp.asarray(g, self._dtype).reshape(np.shape(g)[0], -1)
 
     def _cloud(self, g: ArrayLike, t: ArrayLike) -> Mixture:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate, data
-from dime_jax._typing import PyTree
+from dime_jax import data
+from dime_jax._util import validate
+from dime_jax._util.typing import PyTree
 from dime_jax.data.captions import reduced_captions
 from dime_jax.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
 from dime_jax.draws import Draws
@@ -50,9 +51,9 @@ class LatentOptions(NamedTuple):
 
     def check(self) -> "LatentOptions":
         """These, if they are known."""
-        _validate.check_choice(self.latent, LATENTS, "latent")
-        _validate.check_choice(self.latent_weighting, WEIGHTINGS, "latent_weighting")
-        _validate.check_choice(self.hold, HELD, "hold")
+        validate.check_choice(self.latent, LATENTS, "latent")
+        validate.check_choice(self.latent_weighting, WEIGHTINGS, "latent_weighting")
+        validate.check_choice(self.hold, HELD, "hold")
         return self
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special, stats
 
-from dime_jax import _validate
+from dime_jax._util import validate
 
 ScorePair = tuple[npt.ArrayLike, npt.ArrayLike]
 Groups = tuple[npt.ArrayLike | None, npt.ArrayLike | None]  # of members and held-out images, -1 for one on its own
@@ -489,7 +489,7 @@ def _group_numbers(groups: Groups, sizes: tuple[int, int]) -> tuple[np.ndarray, 
     labels = []
     for group, size, name in zip(groups, sizes, ("member", "held-out")):
         label = np.full(size, -1) if group is None else np.asarray(group)
-        _validate.check_shape(label, (size,), f"{name} groups")
+        validate.check_shape(label, (size,), f"{name} groups")
         labels.append(label)
     both = np.concatenate(labels)
     numbers = np.unique(both, return_inverse=True)[1]
@@ -516,11 +516,11 @@ def _check_scores(
     """Both as one-dimensional arrays of one floating type, not empty, all finite."""
     member, heldout = np.asarray(member_scores), np.asarray(heldout_scores)
     for scores, name in ((member, f"{prefix}member_scores"), (heldout, f"{prefix}heldout_scores")):
-        _validate.check_shape(scores, (None,), name)
-        _validate.check_not_empty(scores, name)
+        validate.check_shape(scores, (None,), name)
+        validate.check_not_empty(scores, name)
         if scores.dtype.kind not in "fiu":
             raise ValueError(f"expected numbers in {name}, got type {scores.dtype}")
-        _validate.check_finite(scores, name)
+        validate.check_finite(scores, name)
     dtype = np.result_type(member, heldout)
     dtype = dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
     return member.astype(dtype), heldout.astype(dtype)

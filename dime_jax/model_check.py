@@ -15,10 +15,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import _files, data, digests, recognition, scoring
-from dime_jax._distributed import on_first_process
-from dime_jax._records import parse, plain_object
-from dime_jax._typing import PyTree
+from dime_jax import data, recognition, scoring
+from dime_jax._util import digests, files
+from dime_jax._util.distributed import on_first_process
+from dime_jax._util.records import parse, plain_object
+from dime_jax._util.typing import PyTree
 from dime_jax.denoiser import OWN, Denoiser
 from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
@@ -100,7 +101,7 @@ def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
 def _enter(directory: pathlib.Path, fingerprint: str, entry: _Entry) -> None:
     entries = {**_entries(directory), fingerprint: entry}
     try:
-        _files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
+        files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
     except OSError as error:  # ours, not the model's, so that it is not tried again
         raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
 

@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _files, _records, _validate, calibration, data, digests, evidence, model_check, scoring, thrift
-from dime_jax._distributed import on_first_process
-from dime_jax._records import Absent
+from dime_jax import calibration, data, evidence, model_check, scoring, thrift
+from dime_jax._util import digests, files, records, validate
+from dime_jax._util.distributed import on_first_process
+from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.data import Halves, Split
@@ -71,7 +72,7 @@ def begin(
     directory = pathlib.Path(directory)
     columns = _columns(halves)
     for name, column in columns.items():
-        _validate.check_not_empty(column, name)
+        validate.check_not_empty(column, name)
     run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)), thrifty or None)
     if thrifty:
         thrift.check_possible(_costs(run, halves))
@@ -93,8 +94,8 @@ def begin(
     directory.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **columns)
-    _files.write_atomically(directory / "halves.npz", buffer.getvalue())
-    digests.write(directory / "run.json", _records.plain_object(run), ["halves.npz"])
+    files.write_atomically(directory / "halves.npz", buffer.getvalue())
+    digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
     return directory
 
 
@@ -119,7 +120,7 @@ def score_half(
     A budget in `options` is that of the whole run: of the check of the model, both halves and all other tables in it.
     """
     directory = pathlib.Path(directory)
-    _validate.check_choice(half, HALVES, "half")
+    validate.check_choice(half, HALVES, "half")
     run, halves = _read_run(directory), read_halves(directory)
 
     def score(name: str, jobs: Sequence[Job], split: Split) -> ScoreTable:
@@ -208,7 +209,7 @@ def read_thrift(directory: str | os.PathLike[str]) -> Thrift | None:
     directory = pathlib.Path(directory)
     if not _read_run(directory).thrifty:
         return None
-    return _records.parse(Thrift, _read_sealed(directory / _PILOT).check().contents, str(directory / _PILOT))
+    return records.parse(Thrift, _read_sealed(directory / _PILOT).check().contents, str(directory / _PILOT))
 
 
 def calibration_queries(directory: str | os.PathLike[str]) -> int:
@@ -242,7 +243,7 @@ def _keep(directory: pathlib.Path) -> None:
     half = halves.calibration
     queries = make_plan([*kept, *witness], table.schedule).queries_per_image * (len(half.member) + len(half.heldout))
     found = Thrift(_named(kept), len(run.jobs), costs.pilot, queries, costs.grid)
-    contents = {"schema_version": SCHEMA_VERSION, **_records.plain_object(found)}
+    contents = {"schema_version": SCHEMA_VERSION, **records.plain_object(found)}
     digests.write(directory / _PILOT, contents, ["run.json", "halves.npz", _PILOT_MANIFEST])
 
 
@@ -292,14 +293,14 @@ def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
     """DIME with the population-exact angle, for audits without known members."""
-    _validate.check_timestep(setting["t"], schedule.num_steps, "timestep")
+    validate.check_timestep(setting["t"], schedule.num_steps, "timestep")
     return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
 def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
     results = evaluation(directory, confidence)
-    _files.write_json(pathlib.Path(directory) / "results.json", _records.plain(results))
+    files.write_json(pathlib.Path(directory) / "results.json", records.plain(results))
     return results
 
 
@@ -402,7 +403,7 @@ def _named(jobs: Sequence[Job]) -> list[tuple[str, Setting]]:
 
 def _read_run(directory: pathlib.Path) -> _Run:
     path = directory / "run.json"
-    return _records.parse(_Run, _read_sealed(path).check().contents, str(path))
+    return records.parse(_Run, _read_sealed(path).check().contents, str(path))
 
 
 def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:

@@ -23,10 +23,11 @@ import jax
 import numpy as np
 import scipy.special
 
-from dime_jax import _files, digests, scoring
-from dime_jax._distributed import on_first_process
-from dime_jax._records import parse, plain_object
-from dime_jax._typing import PyTree
+from dime_jax import scoring
+from dime_jax._util import digests, files
+from dime_jax._util.distributed import on_first_process
+from dime_jax._util.records import parse, plain_object
+from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
 from dime_jax.denoiser import OWN, Denoiser
 from dime_jax.scoring import planning, query_ledger
@@ -207,6 +208,6 @@ def _enter(directory: pathlib.Path, fingerprint: str, **changes: object) -> None
     entries = _entries(directory)
     entries[fingerprint] = entries.get(fingerprint, _Entry())._replace(**changes)  # type: ignore[arg-type]
     try:
-        _files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
+        files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
     except OSError as error:  # ours, not the model's, so that it is not tried again
         raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None

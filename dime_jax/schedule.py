@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import ArrayLike
 
-from dime_jax import _validate
-from dime_jax._typing import Array
+from dime_jax._util import validate
+from dime_jax._util.typing import Array
 
 
 @functools.partial(
@@ -75,7 +75,7 @@ class NoiseSchedule:
         return sqrt_abar * output + sigma * x
 
     def _look_up(self, table: Array, t: ArrayLike) -> jax.Array:
-        _validate.check_timestep(t, self.num_steps)
+        validate.check_timestep(t, self.num_steps)
         if isinstance(table, np.ndarray) and isinstance(t, int | np.integer | np.ndarray):
             return jnp.asarray(table[t])  # on the host, which is quicker than to send the table
         return jnp.asarray(table)[t]
@@ -104,7 +104,7 @@ def linear_schedule(num_steps: int = 1000, beta_start: float = 1e-4, beta_end: f
       beta_start: β_0.
       beta_end: β_{T-1}.
     """
-    _validate.check_at_least(num_steps, 1, "num_steps")
+    validate.check_at_least(num_steps, 1, "num_steps")
     return schedule_from_betas(np.linspace(beta_start, beta_end, num_steps, dtype=np.float64))
 
 
@@ -121,7 +121,7 @@ def cosine_schedule(num_steps: int = 1000, offset: float = 0.008, max_beta: floa
 
 def cosine_betas(num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> np.ndarray:
     """The βs of `cosine_schedule`, in float64."""
-    _validate.check_at_least(num_steps, 1, "num_steps")
+    validate.check_at_least(num_steps, 1, "num_steps")
     level = np.cos((np.arange(num_steps + 1) / num_steps + offset) / (1 + offset) * np.pi / 2) ** 2
     return np.minimum(1 - level[1:] / level[:-1], max_beta)
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 from dime_jax.denoiser import Denoiser
 from dime_jax.remote import protocol
 from dime_jax.remote.answering import Hosted, HttpAnswer, Refused, ServeOptions

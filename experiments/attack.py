@@ -18,9 +18,10 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 from checkpoints_convert.options import ConversionOptions
-from dime_jax import _files, checkpoints, data, model_check, opening, pipeline, scoring, training
-from dime_jax._distributed import on_first_process, together
-from dime_jax._typing import JsonObject
+from dime_jax import checkpoints, data, model_check, opening, pipeline, scoring, training
+from dime_jax._util import files
+from dime_jax._util.distributed import on_first_process, together
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
 from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
@@ -162,7 +163,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     def begin() -> None:
         pipeline.begin(directory, jobs, halves, seed, thrifty=attack.thrifty)
         record = {"file": config_file, "config": without_places(config)}
-        _files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+        files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
     # `pipeline.run`, with the stages that write a file for all left to one process.
     on_first_process(begin)

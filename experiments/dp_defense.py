@@ -20,8 +20,9 @@ from typing import NamedTuple
 import jax
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _files, _validate, training
-from dime_jax._distributed import on_first_process
+from dime_jax import training
+from dime_jax._util import files, validate
+from dime_jax._util.distributed import on_first_process
 from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch
@@ -43,7 +44,7 @@ def arms(config: ConfigDict) -> list[Arm]:
     Every arm is attacked with noises and probes of its own, so that the luck of one draw is not read as an effect that
     all arms share.
     """
-    _validate.check_choice(config.dp.vanilla.batches, ("poisson", "shuffled"), "config.dp.vanilla.batches")
+    validate.check_choice(config.dp.vanilla.batches, ("poisson", "shuffled"), "config.dp.vanilla.batches")
     vanilla = _arm(config, "vanilla", None)
     vanilla.config.train.recipe.update(config.dp.vanilla.recipe)
     return [vanilla, *(_arm(config, f"epsilon_{epsilon:g}", float(epsilon)) for epsilon in config.dp.epsilons)]
@@ -88,7 +89,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         _timed(directory, "train", train_arm, arm, directory)
         _timed(directory, "attack", attack.run, arm.config, directory, config_file)
     table = dp_table.read_table(workdir)
-    on_first_process(lambda: _files.write_atomically(workdir / "dp_table.md", dp_table.to_section([table]).encode()))
+    on_first_process(lambda: files.write_atomically(workdir / "dp_table.md", dp_table.to_section([table]).encode()))
     return table
 
 
@@ -103,7 +104,7 @@ def _timed(directory: pathlib.Path, stage: str, work: Callable[..., object], *ar
     work(*args)
     if stage not in known and jax.process_index() == 0:
         known[stage] = {"seconds": round(time.monotonic() - start, 1), "continued": continued}
-        _files.write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
+        files.write_atomically(path, (json.dumps(known, indent=1) + "\n").encode())
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:

@@ -13,7 +13,8 @@ from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
 from checkpoints_convert import guided, mapping, secmi, torch_writer
-from dime_jax import _validate, models
+from dime_jax import models
+from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec
 
 NUM_IMAGES = 80
@@ -84,7 +85,7 @@ def located(section: ConfigDict, directory: pathlib.Path) -> ConfigDict:
 def kind_of(uri: str) -> str:
     """The kind of a source that can be generated: what comes before the colon."""
     kind = uri.partition(":")[0]
-    _validate.check_choice(kind, tuple(_WRITERS), "generated source")
+    validate.check_choice(kind, tuple(_WRITERS), "generated source")
     return kind
 
 

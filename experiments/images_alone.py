@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
-from dime_jax import _files, _records, data, pipeline
+from dime_jax import data, pipeline
+from dime_jax._util import files, records
 from dime_jax.auditing import pictures
 from dime_jax.findings import json_files, wording
 from dime_jax.findings.arrays import BlindScores
@@ -91,17 +92,17 @@ def look_once(directory: pathlib.Path, source: data.Source, transform: data.Tran
     """Write the file of a run that has none."""
     if not (directory / FILE).exists():
         found = look(source, pipeline.read_halves(directory), transform, seed)
-        _files.write_json(directory / FILE, _records.plain(found))
+        files.write_json(directory / FILE, records.plain(found))
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
     """What a run's score tables and its images show; nothing about the images for runs of earlier versions."""
     found = pipeline.evaluation(directory)
-    fields = {name: getattr(found, name) for name in _records.field_names(found)}
+    fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
         return StudyFindings(**fields)
-    alone = _records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
+    alone = records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
     blind = None
     if alone.blind_auc is not None:
         arrays = (alone.member, alone.heldout, alone.member_scores, alone.heldout_scores)
@@ -115,7 +116,7 @@ def results(directory: pathlib.Path) -> StudyFindings:
 
 def write_results(directory: pathlib.Path) -> None:
     """Write results.json."""
-    _files.write_json(directory / json_files.RESULTS, _records.plain(results(directory)))
+    files.write_json(directory / json_files.RESULTS, records.plain(results(directory)))
 
 
 def describe(found: StudyFindings) -> str:

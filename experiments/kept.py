@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from dime_jax import _files, _records
+from dime_jax._util import files, records
 from dime_jax.metrics import Estimate
 from dime_jax.report import figures
 from experiments import markdown, model_figures, progress, synthetic, tables, timesteps
@@ -85,11 +85,11 @@ def write_page(folder: pathlib.Path, page: pathlib.Path) -> None:
     with figures.style(**{"savefig.dpi": _DPI}):
         for file, drawing in find_kept(folder).drawn:
             drawing.draw(_read(file, drawing)).savefig(file.with_suffix(".png"))
-    _files.write_atomically(page, to_page(folder, page).encode())
+    files.write_atomically(page, to_page(folder, page).encode())
 
 
 def _read(file: pathlib.Path, drawing: Drawing) -> object:
-    return _records.parse(drawing.kind, json.loads(file.read_bytes()), str(file))  # type: ignore[arg-type]
+    return records.parse(drawing.kind, json.loads(file.read_bytes()), str(file))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------ the synthetic studies

@@ -6,7 +6,7 @@ processes must see the same workdir.
 
 With `--seeds=0,1,2` a study of several models runs one after the other (see `experiments.seeds`).
 
-Compiled programs are kept in the user's cache directory, as the command line keeps them (`dime_jax.compilation_cache`).
+Compiled programs are kept in the user's cache directory, as the command line keeps them (`dime_jax._util.compilation_cache`).
 """
 
 import sys
@@ -17,8 +17,8 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import compilation_cache
-from dime_jax._flags import underscored
+from dime_jax._util import compilation_cache
+from dime_jax._util.flags import underscored
 from experiments.seeds import seeded
 
 Main = Callable[[ConfigDict, str, str], None]

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax import pipeline
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration

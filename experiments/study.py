@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate, data
-from dime_jax._distributed import on_first_process
+from dime_jax import data
+from dime_jax._util import validate
+from dime_jax._util.distributed import on_first_process
 from experiments import generated
 
 
@@ -34,7 +35,7 @@ def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
     `heldout` are not) or "per_class" (`split_size` of each class from both).
     """
     section = config.data
-    _validate.check_choice(section.split, ("file", *SPLITS, "joined", "per_class"), "config.data.split")
+    validate.check_choice(section.split, ("file", *SPLITS, "joined", "per_class"), "config.data.split")
     if section.generate:
         directory = generated_directory(workdir)
         on_first_process(lambda: generated.generate(section, directory, config.seed))

@@ -24,7 +24,8 @@ from ml_collections.config_dict import ConfigDict
 from scipy import stats
 
 import dime_jax as dj
-from dime_jax import _validate, calibration
+from dime_jax import calibration
+from dime_jax._util import validate
 from dime_jax.attacks import dime_norms, get_attack
 from dime_jax.draws import Draws
 from dime_jax.report import figures
@@ -359,8 +360,8 @@ def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
       probes: the most that any method may use.
       half: 0 or 1.
     """
-    _validate.check_at_least(config.attack.members, 1, "attack.members")
-    _validate.check_at_least(config.attack.heldout, 1, "attack.heldout")
+    validate.check_at_least(config.attack.members, 1, "attack.members")
+    validate.check_at_least(config.attack.heldout, 1, "attack.heldout")
     repeats = -(-config.attack.members // n)
     fresh = -(-config.attack.heldout // repeats)
     rng, schedule = np.random.default_rng([config.seed, n, half]), dj.linear_schedule()

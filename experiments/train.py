@@ -14,8 +14,9 @@ import shutil
 import jax
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate, data, models, training
-from dime_jax._distributed import on_first_process
+from dime_jax import data, models, training
+from dime_jax._util import validate
+from dime_jax._util.distributed import on_first_process
 from experiments.launch import launch
 from experiments.study import open_study
 
@@ -26,7 +27,7 @@ def model_spec(config: ConfigDict) -> models.ModelSpec:
     """The network that `config.train` describes."""
     fields = config.train.architecture.to_dict()
     kind = fields.pop("kind")
-    _validate.check_choice(kind, list(_SPECS), "config.train.architecture.kind")
+    validate.check_choice(kind, list(_SPECS), "config.train.architecture.kind")
     shape = tuple(config.train.image_shape)
     return models.ModelSpec(architecture=_SPECS[kind](image_channels=shape[-1], **fields), image_shape=shape)
 

@@ -13,7 +13,7 @@ import pytest
 import dime_jax as dj
 from checkpoints_convert import torch_writer
 from dime_jax import auditing, cli
-from dime_jax._flags import underscored
+from dime_jax._util.flags import underscored
 from dime_jax.report import html
 from experiments import generated
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dime_jax import compilation_cache
+from dime_jax._util import compilation_cache
 
 PROGRAM = """
 from dime_jax import compilation_cache

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dime_jax import _csv
+from dime_jax._util import csv as _csv
 
 
 def read(path):

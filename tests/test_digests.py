@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dime_jax import digests
+from dime_jax._util import digests
 
 FILES = {"halves.npz": "5f0c"}
 CONTENTS = [{}, {"seed": 0, "digest of": {"digest": "x", "digests": [1, "ü\n"]}, "last": None}]

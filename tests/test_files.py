@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import dime_jax
-from dime_jax import _files
+from dime_jax._util import files
 from dime_jax.data import decoding
 
 ROOT = pathlib.Path(dime_jax.__file__).parents[1]
@@ -36,7 +36,7 @@ def test_nothing_is_imported_that_only_unix_has():
 def test_files_are_read_and_written_without_the_flags_of_unix(tmp_path, monkeypatch):
     for name in ("O_NONBLOCK", "O_CLOEXEC", "O_DIRECTORY"):
         monkeypatch.delattr(os, name, raising=False)
-    _files.write_atomically(tmp_path / "a.txt", b"\r\n\x1a")
+    files.write_atomically(tmp_path / "a.txt", b"\r\n\x1a")
     with decoding.open_regular(tmp_path / "a.txt") as file:
         assert file.read() == b"\r\n\x1a"
     Image.fromarray(np.zeros((2, 3, 3), np.uint8)).save(tmp_path / "a.png")
@@ -49,21 +49,21 @@ def test_a_lock_ends_with_its_process_however_it_ends(tmp_path):
     ) as other:
         other.stdout.readline()
         with pytest.raises(ValueError, match=r"another run is writing the run .*; wait for it or stop it"):
-            _files.locked(tmp_path, "run").__enter__()
+            files.locked(tmp_path, "run").__enter__()
         other.kill()
         other.wait()
-    with _files.locked(tmp_path, "run"):
+    with files.locked(tmp_path, "run"):
         pass
 
 
 def test_a_lock_is_let_go_of_when_its_work_fails(tmp_path):
-    with pytest.raises(RuntimeError), _files.locked(tmp_path, "run"):
+    with pytest.raises(RuntimeError), files.locked(tmp_path, "run"):
         raise RuntimeError
-    with _files.locked(tmp_path, "run"):
+    with files.locked(tmp_path, "run"):
         pass
 
 
 def test_where_no_lock_can_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write a run"):
-        _files.locked(tmp_path / "file", "run").__enter__()
+        files.locked(tmp_path / "file", "run").__enter__()

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import pytest
 
-from dime_jax._records import Absent, parse, plain
+from dime_jax._util.records import Absent, parse, plain
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.rules import SINGLE, Rule
 from dime_jax.denoiser import OWN, EpsFn, at_least_float32
 from dime_jax.draws import NO_DRAWS, Randomness
@@ -38,7 +38,7 @@ def images(x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"expected images of shape [B, ...] in floating point, got {x.dtype} {list(x.shape)}")
-    _validate.check_not_empty(x, "images")
+    validate.check_not_empty(x, "images")
     return at_least_float32(x)
 
 
@@ -78,15 +78,15 @@ def kept_part(v: jax.Array) -> jax.Array:
 
 def norm(v: jax.Array, p: float = 2) -> jax.Array:
     """‖v‖_p per image [B] over the coordinates that are kept, with the root."""
-    _validate.check_at_least(p, 1, "p")
+    validate.check_at_least(p, 1, "p")
     return jnp.linalg.norm(kept_part(v).reshape(len(v), -1), ord=p, axis=1)
 
 
 def check_draws(draws: Any, x: jax.Array, name: str) -> jax.Array:
     """Require draws [q, B, ...] for the batch x [B, ...], q > 0."""
     draws = jnp.asarray(draws, x.dtype)
-    _validate.check_shape(draws, (None, *x.shape), name)
-    _validate.check_not_empty(draws, name)
+    validate.check_shape(draws, (None, *x.shape), name)
+    validate.check_not_empty(draws, name)
     return draws
 
 
@@ -305,7 +305,7 @@ class Whole(Call):
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers column_0, column_1, …: the attack's terms."""
         terms = jnp.asarray(self.run(eps_fn, schedule, x, draws, dict(self.setting)))
-        _validate.check_shape(terms, (self.columns, len(x)), f"terms of attack {self.attack!r}")
+        validate.check_shape(terms, (self.columns, len(x)), f"terms of attack {self.attack!r}")
         return Answer(None, {f"column_{i}": column for i, column in enumerate(terms)})
 
 
@@ -390,7 +390,7 @@ class Attack:
 
     def settings(self, profile: str, tier: int | None = None) -> list[Setting]:
         """The grid of a profile, at one query tier."""
-        _validate.check_choice(profile, tuple(self.grids), "profile")
+        validate.check_choice(profile, tuple(self.grids), "profile")
         if not self.tiers:
             return list(self.grids[profile])
         if tier is None or tier < 1:
@@ -423,7 +423,7 @@ def row_label(attack: str, queries: int) -> str:
 
 def draw_numbers(setting: Setting) -> range:
     """0 … q - 1: the draws of a setting at its query tier."""
-    _validate.check_at_least(setting["q"], 1, "q")
+    validate.check_at_least(setting["q"], 1, "q")
     return range(int(setting["q"]))
 
 

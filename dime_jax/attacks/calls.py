@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dime_jax import _validate
-from dime_jax._typing import Array
+from dime_jax._util import validate
+from dime_jax._util.typing import Array
 from dime_jax.attacks.base import STATE, Answer, Call, norm, query
 from dime_jax.denoiser import EpsFn
 from dime_jax.draws import Randomness
@@ -29,7 +29,7 @@ class Raw(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range."""
-        _validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_timestep(self.t, schedule.num_steps)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Number l4: ‖ε‖₄."""
@@ -54,7 +54,7 @@ class Noisy(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range."""
-        _validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_timestep(self.t, schedule.num_steps)
 
     def start(self, x: jax.Array) -> jax.Array:
         """An empty sum, so that the first noise runs through the same program as the others."""

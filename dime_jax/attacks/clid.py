@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, kept_part, query
 from dime_jax.attacks.rules import TermPair, Weights
 from dime_jax.denoiser import TEXT_CONDITIONS, EpsFn
@@ -36,7 +36,7 @@ class Told(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range."""
-        _validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_timestep(self.t, schedule.num_steps)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness, given: Any) -> Answer:
         """Number loss: the mean of (ξ - ε)² over the values of an image, of which those that are not kept are zero."""

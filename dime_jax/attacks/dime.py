@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import (
     Answer,
     Attack,
@@ -76,7 +76,7 @@ class Scaled(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range."""
-        _validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_timestep(self.t, schedule.num_steps)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """No numbers."""
@@ -96,8 +96,8 @@ class _AtProbe(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range and γ > 0."""
-        _validate.check_timestep(self.t, schedule.num_steps)
-        _validate.check_positive(self.gamma, "gamma")
+        validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_positive(self.gamma, "gamma")
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import (
     BASELINE_GRIDS,
     Attack,
@@ -27,7 +27,7 @@ from dime_jax.schedule import NoiseSchedule
 def loss(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, noise: Any, t: Any) -> jax.Array:
     """‖ε - ε_θ(√ᾱ x + σ ε, t)‖₂ for given noise ε [B, ...]: 1 query."""
     x = images(x)
-    _validate.check_shape(noise, x.shape, "noise")
+    validate.check_shape(noise, x.shape, "noise")
     ask = asking(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None]))
     return ask(Noisy(t, 0)).numbers["loss"]
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dime_jax import digests
+from dime_jax._util import digests
 from dime_jax.attacks import registry
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import (
     BASELINE_GRIDS,
     Answer,
@@ -51,7 +51,7 @@ class Proximal(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range."""
-        _validate.check_timestep(self.t, schedule.num_steps)
+        validate.check_timestep(self.t, schedule.num_steps)
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Numbers l2 and l4: the norms of the error."""
@@ -67,7 +67,7 @@ def pia(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, t: Any, p: float = 4, no
     p = 4 is what the official code computes, p = 2 what the DIME paper prints; `normalize` makes it PIAN
     (see `proximal_noise`).
     """
-    _validate.check_timestep(t, schedule.num_steps)
+    validate.check_timestep(t, schedule.num_steps)
     ask = asking(eps_fn, schedule, images(x))
     return norm(ask(Proximal(t, normalize), ask(Raw(0)).state).state, p)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import Attack
 
 _REGISTRY: dict[str, Attack] = {}
@@ -18,7 +18,7 @@ def register_attack(attack: Attack, *, replace: bool = False) -> Attack:
 
 def get_attack(name: str) -> Attack:
     """The registered attack of that name."""
-    _validate.check_choice(name, attack_names(), "attack")
+    validate.check_choice(name, attack_names(), "attack")
     return _REGISTRY[name]
 
 

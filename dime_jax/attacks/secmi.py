@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import (
     BASELINE_TIMES,
     STATE,
@@ -54,8 +54,8 @@ class Walk(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require hops forward, to a place that the schedule has."""
-        _validate.check_at_least(self.k, 1, "k")
-        _validate.check_timestep(self.k * self.n, schedule.num_steps, "the step after t_sec's last")
+        validate.check_at_least(self.k, 1, "k")
+        validate.check_timestep(self.k * self.n, schedule.num_steps, "the step after t_sec's last")
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Number error: squared distance between the place before and where a hop back from here ends."""
@@ -82,7 +82,7 @@ class Next(Call):
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require a step after t."""
-        _validate.check_timestep(self.t + 1, schedule.num_steps, "t_sec + 1")
+        validate.check_timestep(self.t + 1, schedule.num_steps, "t_sec + 1")
 
     def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
         """Number error: σ_t times the distance of the two responses."""
@@ -92,7 +92,7 @@ class Next(Call):
 
 def places(t_sec: int, k: int) -> list[Walk]:
     """The trajectory: places k, 2k, … below t_sec, and the one after, from which SecMI hops back."""
-    _validate.check_at_least(k, 1, "k")
+    validate.check_at_least(k, 1, "k")
     return [Walk(k, n) for n in range(1, max(1, -(-t_sec // k)) + 1)]
 
 
@@ -115,13 +115,13 @@ def secmi(
     t = t_sec, with given `noise` [B, ...]: 2 queries.
     """
     x = images(x)
-    _validate.check_choice(variant, ("official", "paper"), "variant")
+    validate.check_choice(variant, ("official", "paper"), "variant")
     walk = places(t_sec, k)
-    _validate.check_timestep(t_sec, schedule.num_steps, "t_sec")
+    validate.check_timestep(t_sec, schedule.num_steps, "t_sec")
     if variant == "paper":
         if noise is None:
             raise ValueError("secmi variant='paper' needs noise of the images' shape, got noise=None")
-        _validate.check_shape(noise, x.shape, "noise")
+        validate.check_shape(noise, x.shape, "noise")
         ask = asking(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None]))
         return ask(Next(t_sec), ask(Raw(t_sec)).state).numbers["error"]
     walk[-1].check(schedule)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks.base import (
     BASELINE_GRIDS,
     Attack,
@@ -40,7 +40,7 @@ def sima_mc(
     average="norms" is mean_n ‖ε_n‖_p, as the DIME paper prints; "vector" is ‖mean_n ε_n‖_p, as its code runs.
     """
     x = images(x)
-    _validate.check_choice(average, ("norms", "vector"), "average")
+    validate.check_choice(average, ("norms", "vector"), "average")
     noise = check_draws(noise, x, "noise")
     ask, calls = asking(eps_fn, schedule, x, Given(noise)), [Noisy(t, n) for n in range(len(noise))]
     if average == "norms":  # a call that starts from no other leaves its own response as the sum

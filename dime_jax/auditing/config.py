@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
-from dime_jax import _validate, scoring
+from dime_jax import scoring
+from dime_jax._util import validate
 from dime_jax.attacks import Setting, get_attack, load_attack_module
 from dime_jax.data import Source
 from dime_jax.data.captions import CHOICES
@@ -124,16 +125,16 @@ class AuditConfig:
     def __post_init__(self) -> None:
         if self.attack_module is not None:
             load_attack_module(self.attack_module)
-        _validate.check_choice(self.profile, tuple(PROFILES), "profile")
+        validate.check_choice(self.profile, tuple(PROFILES), "profile")
         if not 0 < self.level < 1:
             raise ValueError(f"expected 0 < level < 1, got level={self.level}")
         if not 0 <= self.delta < 1:
             raise ValueError(f"expected 0 <= delta < 1, got delta={self.delta}")
         for name in ("calibration_size", "test_size"):
             if getattr(self, name) is not None:
-                _validate.check_at_least(getattr(self, name), 10, name)
+                validate.check_at_least(getattr(self, name), 10, name)
         if self.captions is not None:
-            _validate.check_choice(self.captions, CHOICES, "captions")
+            validate.check_choice(self.captions, CHOICES, "captions")
         if (self.images is None) != (self.split is None):
             raise ValueError("expected images and split together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
@@ -142,9 +143,9 @@ class AuditConfig:
             raise ValueError("expected known members with thrifty: without them nothing is calibrated")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("expected no bound on queries per image with variations, which are further images")
-        _validate.check_at_least(self.timestep, 0, "timestep")
-        _validate.check_positive(self.gamma, "gamma")
-        _validate.check_at_least(self.queries or 1, 1, "queries")
+        validate.check_at_least(self.timestep, 0, "timestep")
+        validate.check_positive(self.gamma, "gamma")
+        validate.check_at_least(self.queries or 1, 1, "queries")
         self.check_decider(self.row_labels())
 
     def check_decider(self, labels: Sequence[str]) -> None:

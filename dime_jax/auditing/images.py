@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _csv, checkpoints, data
+from dime_jax import checkpoints, data
+from dime_jax._util import csv as _csv
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
 from dime_jax.data import Source, Split
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dime_jax import model_check, pipeline, recognition, scoring
-from dime_jax._records import Json, plain_object
+from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
 from dime_jax.auditing.config import AuditConfig

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import transforms
 from dime_jax.data.sources import Source, from_images, numbered_ids
 
@@ -52,7 +52,7 @@ def cifar100(path: str | os.PathLike[str], split: str = "train") -> Source:
 
 
 def _cifar(layout: _CifarLayout, path: str | os.PathLike[str], split: str) -> Source:
-    _validate.check_choice(split, tuple(layout.files), "split")
+    validate.check_choice(split, tuple(layout.files), "split")
     images, labels = [], []
     for name, file, binary in _cifar_files(layout, pathlib.Path(path).expanduser(), split):
         batch = _read_cifar_binary(layout, name, file) if binary else _read_cifar_pickle(layout, name, file)

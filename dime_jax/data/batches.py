@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data.sources import BadImage, Item, Source, pixel_digest, require_captions
 from dime_jax.data.transforms import Transform
 
@@ -125,8 +125,8 @@ def batches(
       Batch; images in the order of `indices`, whatever the threads do.
     """
     indices = _check_indices(source, indices)
-    _validate.check_at_least(batch_size, 1, "batch_size")
-    _validate.check_at_least(step, 1, "step")
+    validate.check_at_least(batch_size, 1, "batch_size")
+    validate.check_at_least(step, 1, "step")
     if not 0 <= start < step:
         raise ValueError(f"expected 0 <= start < step={step}, got start={start}")
     mine = indices[start::step]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import decoding
 from dime_jax.data.sources import MAX_CAPTION, check_caption
 
@@ -53,9 +53,9 @@ class Captions(NamedTuple):
 
 def choose(options: CaptionOptions, count: int, own: Callable[[], list[str]]) -> Captions:
     """The captions of `count` images as the options say; `own` reads those of the source, or raises ValueError."""
-    _validate.check_choice(options.missing, MISSING, "missing_captions")
+    validate.check_choice(options.missing, MISSING, "missing_captions")
     if options.captions is not None:
-        _validate.check_choice(options.captions, CHOICES, "captions")
+        validate.check_choice(options.captions, CHOICES, "captions")
     if options.captions == "none":
         return Captions([""] * count, None)
     try:
@@ -90,7 +90,7 @@ def reduced_captions(caption: str, parts: int = 3) -> tuple[str, ...]:
     Returns:
       `parts` texts and "".
     """
-    _validate.check_at_least(parts, 1, "parts")
+    validate.check_at_least(parts, 1, "parts")
     cuts = [number * len(caption) // parts for number in range(parts + 1)]
     return (*(caption[start:stop] for start, stop in itertools.pairwise(cuts)), "")
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.fft
 from PIL import Image
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import decoding, groups
 from dime_jax.data.batches import ImageReport, map_items
 from dime_jax.data.sources import Item, Source, pixel_digest
@@ -120,8 +120,8 @@ def compare_sketches(
       max_distance: see `find_duplicates`.
       max_rms: see `find_duplicates`.
     """
-    _validate.check_at_least(max_distance, 0, "max_distance")
-    _validate.check_at_least(max_rms, 0, "max_rms")
+    validate.check_at_least(max_distance, 0, "max_distance")
+    validate.check_at_least(max_rms, 0, "max_rms")
     if not found:
         return Duplicates(np.full(n, groups.ALONE, np.int64), np.empty((0, 2), int), np.empty((0, 2), int))
 

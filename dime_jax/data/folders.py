@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import captions as caption_files
 from dime_jax.data import decoding
 from dime_jax.data.sources import BadImage, Source
@@ -82,7 +82,7 @@ def imagenetv2(
     "100", ...): of 1000 classes it labels 12 right, so held-out images meet a wrong class condition and members do not.
     It is for reproducing those figures and warns.
     """
-    _validate.check_choice(labels, ("by_number", "as_published"), "labels")
+    validate.check_choice(labels, ("by_number", "as_published"), "labels")
     root = _existing_folder(path)
     ids = _list_images(root)
 
@@ -109,7 +109,7 @@ def celeba(path: str | os.PathLike[str], split: str = "train", decode: decoding.
     The images of one official partition ("train", "valid", "test", or "all") in the order of list_eval_partition.txt,
     with the identity of the person as a number. The id is the file name.
     """
-    _validate.check_choice(split, (*_CELEBA_PARTITIONS, "all"), "split")
+    validate.check_choice(split, (*_CELEBA_PARTITIONS, "all"), "split")
     root = _existing_folder(path)
     partition = _two_columns(_find(root, "list_eval_partition.txt"))
     identity = _two_columns(_find(root, "identity_CelebA.txt"))
@@ -125,7 +125,7 @@ def celeba(path: str | os.PathLike[str], split: str = "train", decode: decoding.
 
 
 def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: decoding.Decode, **columns: Any) -> Source:
-    _validate.check_choice(decode, decoding.DECODES, "decode")
+    validate.check_choice(decode, decoding.DECODES, "decode")
     if not ids:
         raise ValueError(f"expected images ({' '.join(sorted(decoding.SUFFIXES))}) in {root}, got none")
     real_root = os.path.realpath(root)

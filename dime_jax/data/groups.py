@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from dime_jax import _validate
+from dime_jax._util import validate
 
 ALONE = -1
 
@@ -22,7 +22,7 @@ def merge_groups(*groupings: np.ndarray | None) -> np.ndarray | None:
         return None
     n = len(given[0])
     for grouping in given:
-        _validate.check_shape(grouping, (n,), "groups")
+        validate.check_shape(grouping, (n,), "groups")
     pairs = [_consecutive_pairs(grouping) for grouping in given]
     return connect(n, np.concatenate(pairs))
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import archives, captions, folders, hub, parquet, prepared, sources
 from dime_jax.data.sources import Source
 
@@ -77,7 +77,7 @@ def open_source(uri: str, **options: object) -> Source:
 
 def _captioned(source: Source, wanted: object) -> Source:
     """A source of a kind that keeps no captions, with what is wanted."""
-    _validate.check_choice(wanted, captions.CHOICES, "captions")
+    validate.check_choice(wanted, captions.CHOICES, "captions")
     if wanted == "own":
         sources.require_captions(source)
     return sources.empty_captions(source)

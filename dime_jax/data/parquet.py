@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import captions as caption_files
 from dime_jax.data import decoding
 from dime_jax.data.captions import CaptionOptions
@@ -72,7 +72,7 @@ def open_files(
     name: str = "parquet",
 ) -> Source:
     """The images of these Parquet files, in this order; the arguments are those of `parquet`."""
-    _validate.check_choice(decode, decoding.DECODES, "decode")
+    validate.check_choice(decode, decoding.DECODES, "decode")
     files = _Files([_open(file, images) for file in paths])
     names = files.names(images)
     chosen = caption_files.choose(options, len(files), lambda: files.captions(options, names))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
-from dime_jax._typing import PyTree
+from dime_jax._util import validate
+from dime_jax._util.typing import PyTree
 from dime_jax.data import decoding
 from dime_jax.data.sources import Source
 
@@ -54,7 +54,7 @@ def tfds(
       data_dir: where it was prepared; TFDS's own default if None.
       decode: see `decoding.decode_image`.
     """
-    _validate.check_choice(decode, decoding.DECODES, "decode")
+    validate.check_choice(decode, decoding.DECODES, "decode")
     records = _open_records(name, split, data_dir)
     rows = [_metadata(records[position]) for position in range(len(records))]
     names = [row.id for row in rows if row.id is not None]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 
 MAX_CAPTION = 10_000  # characters
 
@@ -72,7 +72,7 @@ class Source:
             raise ValueError(f"expected at least one image in {self.name}, got none")
         for column in ("labels", "identities"):
             if getattr(self, column) is not None:
-                _validate.check_shape(getattr(self, column), (len(self.ids),), f"{column} of {self.name}")
+                validate.check_shape(getattr(self, column), (len(self.ids),), f"{column} of {self.name}")
         if len(set(self.ids)) != len(self.ids):
             seen: set[str] = set()
             twice = next(i for i in self.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
@@ -164,7 +164,7 @@ def from_images(
       ValueError: for other shapes and types, and for floats that look like [0, 1]: the first images have no value below
         0, and some above 1/2.
     """
-    _validate.check_shape(images, (None, None, None, None), f"images of {name}")
+    validate.check_shape(images, (None, None, None, None), f"images of {name}")
     if images.shape[-1] not in (1, 3):
         raise ValueError(f"expected images of {name} with 1 or 3 channels last, got shape {list(images.shape)}")
     if images.dtype != np.uint8:

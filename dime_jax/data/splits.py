@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data.groups import ALONE
 from dime_jax.data.sources import Source
 
@@ -120,7 +120,7 @@ def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed
     """
     if source.identities is None:
         raise ValueError(f"expected identities in {source.name} for an identity-disjoint split, got none")
-    _validate.check_at_least(per_identity, 1, "per_identity")
+    validate.check_at_least(per_identity, 1, "per_identity")
     rng = np.random.default_rng(seed)
     people = np.unique(source.identities)
     rng.shuffle(people)
@@ -197,7 +197,7 @@ def halves(
       test_size: the same for the test half.
       calibration_share: of the members, and of the held-out images, that go to the calibration half, with mode "by_id".
     """
-    _validate.check_choice(mode, MODES, "mode")
+    validate.check_choice(mode, MODES, "mode")
     if not 0 < calibration_share < 1:
         raise ValueError(f"expected 0 < calibration_share < 1, got {calibration_share}")
     if mode == "by_id":
@@ -230,7 +230,7 @@ def _halves_by_id(
     heldout = np.arange(len(rows)) >= len(split.member)
     keys = np.array([_hash(seed, ids[row]) for row in rows], np.uint64)
     groups = np.full(len(ids), ALONE) if groups is None else np.asarray(groups)
-    _validate.check_shape(groups, (len(ids),), "groups")
+    validate.check_shape(groups, (len(ids),), "groups")
     calibrates = _choose_sides(heldout, keys, groups[rows], calibration_share)
 
     def half(side: bool, size: int | None) -> Split:

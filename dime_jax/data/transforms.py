@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data import decoding
 from dime_jax.data.sources import BadImage, Source
 
@@ -53,7 +53,7 @@ def get_transform(name: str, image_shape: tuple[int, ...] | None = None) -> Tran
             raise ValueError(f"expected image_shape (height, width, channels) for transform fit, got {image_shape}")
         height, width, channels = image_shape
         return Transform(f"fit-{height}x{width}x{channels}", (height, width, channels), _cover(height, width))
-    _validate.check_choice(name, (*_PIPELINES, "fit"), "transform")
+    validate.check_choice(name, (*_PIPELINES, "fit"), "transform")
     transform = _PIPELINES[name]
     if image_shape is not None and tuple(image_shape) != transform.shape:
         raise ValueError(f"transform {name} gives {list(transform.shape)}, but the model takes {list(image_shape)}")
@@ -84,7 +84,7 @@ def recognise_range(images: np.ndarray) -> str:
         return "uint8"
     if not np.issubdtype(images.dtype, np.floating):
         raise ValueError(f"expected images as uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
-    _validate.check_finite(images, "images")
+    validate.check_finite(images, "images")
     low, high = float(images.min()), float(images.max())
     if 0 <= low <= 0.05 and 0.95 <= high <= 1:
         return "[0, 1]"
@@ -104,12 +104,12 @@ def to_stored_range(images: np.ndarray, value_range: str | None = None) -> np.nd
     """
     if value_range is None:
         value_range = recognise_range(images)
-    _validate.check_choice(value_range, RANGES, "value_range")
+    validate.check_choice(value_range, RANGES, "value_range")
     if (images.dtype == np.uint8) != (value_range == "uint8"):
         raise ValueError(f"expected images of value_range {value_range}, got {images.dtype}")
     if images.dtype == np.uint8:
         return images
-    _validate.check_finite(images, "images")
+    validate.check_finite(images, "images")
     low, high = (0.0, 1.0) if value_range == "[0, 1]" else (-1.0, 1.0)
     if images.min() < low or images.max() > high:
         raise ValueError(f"expected images in {value_range}, got values from {images.min():g} to {images.max():g}")

@@ -3,22 +3,22 @@
 import numpy as np
 import numpy.typing as npt
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.data.groups import ALONE
 
 
 def finite_scores(scores: npt.ArrayLike, name: str) -> np.ndarray:
     """One-dimensional float64, not empty, all finite."""
     array = numbers(scores, name)
-    _validate.check_finite(array, name)
+    validate.check_finite(array, name)
     return array
 
 
 def numbers(values: npt.ArrayLike, name: str) -> np.ndarray:
     """One-dimensional float64, not empty; NaN and infinities are let through."""
     array = np.asarray(values)
-    _validate.check_shape(array, (None,), name)
-    _validate.check_not_empty(array, name)
+    validate.check_shape(array, (None,), name)
+    validate.check_not_empty(array, name)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"expected numbers in {name}, got type {array.dtype}")
     return array.astype(np.float64)
@@ -35,7 +35,7 @@ def group_index(groups: npt.ArrayLike | None, n: int, name: str) -> np.ndarray:
     if groups is None:
         return np.arange(n)
     labels = np.asarray(groups)
-    _validate.check_shape(labels, (n,), name)
+    validate.check_shape(labels, (n,), name)
     index = np.unique(labels, return_inverse=True)[1]
     if labels.dtype.kind in "iu":
         alone = labels == ALONE

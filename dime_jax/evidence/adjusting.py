@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 from dime_jax.evidence.candidates import conformal_p_values
 
@@ -99,8 +99,8 @@ def fit_adjustment(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Adjustme
     """
     scores = _checks.finite_scores(scores, "scores")
     statistics = np.asarray(statistics, np.float64)
-    _validate.check_shape(statistics, (len(scores), None), "statistics")
-    _validate.check_finite(statistics, "statistics")
+    validate.check_shape(statistics, (len(scores), None), "statistics")
+    validate.check_finite(statistics, "statistics")
     mean, std = statistics.mean(axis=0), statistics.std(axis=0)
     std = np.where(std > 1e-8, std, np.inf)
     standardised = (statistics - mean) / std

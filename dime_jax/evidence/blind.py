@@ -16,7 +16,8 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dime_jax import _validate, metrics
+from dime_jax import metrics
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 
 # Pixels handled at once (float32 work arrays of 16 MB), so that memory does not grow with the number of images.
@@ -76,9 +77,9 @@ def blind_baseline(
     """
     member, heldout = np.asarray(member_images), np.asarray(heldout_images)
     for images, name in ((member, "member_images"), (heldout, "heldout_images")):
-        _validate.check_shape(images, (None, *member.shape[1:]) if member.ndim == 4 else (None,) * 4, name)
-        _validate.check_at_least(len(images), 2, f"number of {name}")
-    _validate.check_at_least(folds, 2, "folds")
+        validate.check_shape(images, (None, *member.shape[1:]) if member.ndim == 4 else (None,) * 4, name)
+        validate.check_at_least(len(images), 2, f"number of {name}")
+    validate.check_at_least(folds, 2, "folds")
     features = np.concatenate([image_statistics(member), image_statistics(heldout)])
     is_heldout = np.repeat([0, 1], [len(member), len(heldout)])
 
@@ -122,7 +123,7 @@ def cross_fitted(
     """
     index = _checks.group_index(groups, is_heldout.size, "groups")
     n_groups = int(np.max(index)) + 1
-    _validate.check_at_least(n_groups, 2, "number of groups")
+    validate.check_at_least(n_groups, 2, "number of groups")
     folds = min(folds, *np.bincount(is_heldout).tolist(), n_groups)
     splitter = (StratifiedKFold if groups is None else StratifiedGroupKFold)(folds, shuffle=True, random_state=seed)
     scores = np.empty(is_heldout.size)
@@ -226,11 +227,11 @@ def image_statistics(images: npt.ArrayLike) -> np.ndarray:
     reach every band, and have fewer of these.
     """
     images = np.asarray(images)
-    _validate.check_shape(images, (None, None, None, None), "images")
-    _validate.check_not_empty(images, "images")
+    validate.check_shape(images, (None, None, None, None), "images")
+    validate.check_not_empty(images, "images")
     if not np.issubdtype(images.dtype, np.floating):
         raise ValueError(f"expected images of floating type in [-1, 1], got type {images.dtype}")
-    _validate.check_finite(images, "images")
+    validate.check_finite(images, "images")
     per_chunk = max(1, _PIXELS_AT_ONCE // images[0].size)
     return np.concatenate([_statistics(images[i : i + per_chunk]) for i in range(0, len(images), per_chunk)])
 

@@ -13,7 +13,7 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.evidence import blind
 
 _CHARACTERS = 2000  # of a caption that are looked at: text encoders read fewer
@@ -50,8 +50,8 @@ def caption_baseline(
     for captions, name in ((member_captions, "member_captions"), (heldout_captions, "heldout_captions")):
         if isinstance(captions, str) or not all(isinstance(caption, str) for caption in captions):
             raise ValueError(f"expected {name} to be a list of texts, got {type(captions).__name__}")
-        _validate.check_at_least(len(captions), 2, f"number of {name}")
-    _validate.check_at_least(folds, 2, "folds")
+        validate.check_at_least(len(captions), 2, f"number of {name}")
+    validate.check_at_least(folds, 2, "folds")
     captions = [caption[:_CHARACTERS] for caption in (*member_captions, *heldout_captions)]
     counts, form = _gram_counts(captions), caption_form(captions)
     is_heldout = np.repeat([0, 1], [len(member_captions), len(heldout_captions)])

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from dime_jax import _validate, metrics
+from dime_jax import metrics
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 
 # p-values are ratios of integers and levels round numbers: p m / k and level often tie, and rounding must not decide.
@@ -74,7 +75,7 @@ def conformal_p_values(
 
 def smallest_p(n_heldout: int) -> float:
     """The smallest p-value that n held-out images can give, 1/(n + 1)."""
-    _validate.check_at_least(n_heldout, 1, "n_heldout")
+    validate.check_at_least(n_heldout, 1, "n_heldout")
     return 1 / (n_heldout + 1)
 
 

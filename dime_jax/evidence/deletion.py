@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dime_jax import _validate, metrics
+from dime_jax import metrics
+from dime_jax._util import validate
 from dime_jax.evidence import _checks, candidates
 from dime_jax.evidence._resampling import portions
 from dime_jax.evidence.sets import RESAMPLES, SetTest, group_means, group_weights, set_test, shares_below
@@ -89,8 +90,8 @@ def deletion_check(
     before, after = _checks.numbers(before, "before"), _checks.numbers(after, "after")
     heldout_before = _checks.finite_scores(heldout_before, "heldout_before")
     heldout_after = _checks.finite_scores(heldout_after, "heldout_after")
-    _validate.check_shape(after, before.shape, "after")
-    _validate.check_shape(heldout_after, heldout_before.shape, "heldout_after")
+    validate.check_shape(after, before.shape, "after")
+    validate.check_shape(heldout_after, heldout_before.shape, "heldout_after")
     usable = np.isfinite(before) & np.isfinite(after)
     if not np.any(usable):
         raise ValueError(f"expected a candidate with finite scores before and after, got none of {usable.size}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import scipy.linalg
 import threadpoolctl
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 from dime_jax.evidence.sets import group_means
 
@@ -71,9 +71,9 @@ def likeness(
       seed: of what is drawn at random.
     """
     candidates, heldout = np.asarray(statistics, np.float64), np.asarray(heldout_statistics, np.float64)
-    _validate.check_shape(candidates, (None, heldout.shape[1]), "statistics")
-    _validate.check_finite(heldout, "heldout_statistics")
-    _validate.check_at_least(len(heldout), 2, "number of held-out images")
+    validate.check_shape(candidates, (None, heldout.shape[1]), "statistics")
+    validate.check_finite(heldout, "heldout_statistics")
+    validate.check_at_least(len(heldout), 2, "number of held-out images")
     usable = np.all(np.isfinite(candidates), axis=1)
     p_values = np.full(len(candidates), np.nan)
     known = candidates[usable]

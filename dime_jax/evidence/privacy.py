@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 from dime_jax.metrics import Groups
 
@@ -126,8 +126,8 @@ def dp_tpr_bound(fpr: npt.ArrayLike, epsilon: float, delta: float = 0.0) -> np.n
     fpr = np.asarray(fpr, np.float64)
     if not np.all((fpr >= 0) & (fpr <= 1)):
         raise ValueError("expected 0 <= fpr <= 1 everywhere")
-    _validate.check_finite(epsilon, "epsilon")
-    _validate.check_at_least(epsilon, 0, "epsilon")
+    validate.check_finite(epsilon, "epsilon")
+    validate.check_at_least(epsilon, 0, "epsilon")
     if not 0 <= delta <= 1:
         raise ValueError(f"expected 0 <= delta <= 1, got delta={delta}")
     # e^700 is near the largest float: beyond, the bound is 1 for any FPR that can occur.

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.evidence import _checks
 
 RESAMPLES = 9_999
@@ -65,7 +65,7 @@ def set_test(
     scores = _checks.numbers(scores, "scores")
     heldout = _checks.finite_scores(heldout_scores, "heldout_scores")
     _checks.fraction(level, "level")
-    _validate.check_at_least(resamples, 1, "resamples")
+    validate.check_at_least(resamples, 1, "resamples")
     index = _checks.group_index(groups, scores.size, "groups")
     heldout_index = _checks.group_index(heldout_groups, heldout.size, "heldout_groups")
     rng = np.random.default_rng(seed)

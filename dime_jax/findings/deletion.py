@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import digests, evidence, model_check, pipeline
+from dime_jax import evidence, model_check, pipeline
+from dime_jax._util import digests
 from dime_jax.calibration import Calibration
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evidence import DeletionCheck, Likeness

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from dime_jax._records import Absent
+from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting
 from dime_jax.attacks.modules import ModuleFacts
 from dime_jax.evaluation import SCHEMA_VERSION

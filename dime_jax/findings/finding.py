@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import digests, evidence, model_check, pipeline
+from dime_jax import evidence, model_check, pipeline
+from dime_jax._util import digests
 from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
 from dime_jax.findings import withholding, wording

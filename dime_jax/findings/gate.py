@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from dime_jax._records import Json, field_names, plain, plain_object
+from dime_jax._util.records import Json, field_names, plain, plain_object
 from dime_jax.evaluation import AtThreshold, Evaluation, ResultRow
 from dime_jax.evidence import Judgement
 from dime_jax.findings.results import AuditFindings, DeletionFindings

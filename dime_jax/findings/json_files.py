@@ -11,9 +11,11 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dime_jax import _files, digests, model_check, pipeline
-from dime_jax._csv import write_csv
-from dime_jax._records import Json, field_names, parse, plain_object
+from dime_jax import model_check, pipeline
+from dime_jax._util import digests
+from dime_jax._util import files as _files
+from dime_jax._util.csv import write_csv
+from dime_jax._util.records import Json, field_names, parse, plain_object
 from dime_jax.evaluation import SCHEMA_VERSION, Evaluation
 from dime_jax.findings.arrays import AuditArrays, CompareArrays, npz_bytes
 from dime_jax.findings.facts import AuditFacts, CompareFacts

@@ -6,7 +6,7 @@ Numbers that are not finite are null in JSON. The same record gives the same fil
 import dataclasses
 from collections.abc import Mapping
 
-from dime_jax._records import Absent, field_names
+from dime_jax._util.records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.data import DuplicateReport
 from dime_jax.denoiser_check import DenoiserCheck

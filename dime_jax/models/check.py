@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from PIL import Image
 
-from dime_jax import _validate
-from dime_jax._typing import PyTree
+from dime_jax._util import validate
+from dime_jax._util.typing import PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.denoiser_check import DenoiserCheck, check_denoiser
 
@@ -60,9 +60,9 @@ def check_model(
       num_samples: how many samples to draw.
       ddim_steps: network evaluations per sample.
     """
-    _validate.check_at_least(num_timesteps, 1, "num_timesteps")
-    _validate.check_at_least(num_samples, 1, "num_samples")
-    _validate.check_at_least(ddim_steps, 1, "ddim_steps")
+    validate.check_at_least(num_timesteps, 1, "num_timesteps")
+    validate.check_at_least(num_samples, 1, "num_samples")
+    validate.check_at_least(ddim_steps, 1, "ddim_steps")
     noise_key, sample_key = jax.random.split(jax.random.key(seed))
     timesteps = np.unique(np.linspace(0, denoiser.schedule.num_steps - 1, num_timesteps).round().astype(int))
     x = denoiser.encode(jnp.asarray(images, jnp.float32), seed=seed)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dime_jax import _validate
-from dime_jax._typing import JsonObject
+from dime_jax._util import validate
+from dime_jax._util.typing import JsonObject
 
 if TYPE_CHECKING:
     import tokenizers
@@ -135,7 +135,7 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
       vocab_size: how many tokens the text encoder knows.
       length: of every encoded text, padded or cut.
     """
-    _validate.check_at_least(length, 3, "length")
+    validate.check_at_least(length, 3, "length")
     ids = _checked_ids(vocabulary, vocab_size)
     try:
         import tokenizers

@@ -12,7 +12,7 @@ than both.
 import jax
 import jax.numpy as jnp
 
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 from dime_jax.models import winograd
 
 _MIN_WINOGRAD_PIXELS = 256  # in an image; below, transforming the gradient costs more than it saves

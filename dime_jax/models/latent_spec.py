@@ -8,8 +8,8 @@ shape of an image. Bad values are refused with one line, before anything is allo
 import dataclasses
 from typing import ClassVar
 
-from dime_jax import _validate
-from dime_jax._typing import JsonObject
+from dime_jax._util import validate
+from dime_jax._util.typing import JsonObject
 from dime_jax.models.spec import (
     MAX_CHANNELS,
     MAX_CLASSES,
@@ -171,7 +171,7 @@ class DitSpec:
     mlp_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        _validate.check_choice(self.layout, DIT_LAYOUTS, "layout")
+        validate.check_choice(self.layout, DIT_LAYOUTS, "layout")
         check_integer(self.channels, 1, 64, "channels")
         check_flag(self.learned_sigma, "learned_sigma")
         check_integer(self.latent_size, 1, MAX_IMAGE_SIZE, "latent_size")
@@ -283,7 +283,7 @@ class ClipTextSpec:
         _check_integers(self, 1, MAX_CHANNELS, "width", "num_heads")
         check_integer(self.mlp_width, 1, 8 * MAX_CHANNELS, "mlp_width")
         check_integer(self.num_layers, 1, MAX_LAYERS, "num_layers")
-        _validate.check_choice(self.activation, ACTIVATIONS, "activation")
+        validate.check_choice(self.activation, ACTIVATIONS, "activation")
         check_number(self.norm_eps, 1e-12, 1.0, "norm_eps")
         if self.width % self.num_heads:
             raise ValueError(f"expected width divisible by num_heads={self.num_heads}, got width={self.width}")
@@ -312,7 +312,7 @@ class LatentModelSpec:
     prediction: str = "epsilon"
 
     def __post_init__(self) -> None:
-        _validate.check_choice(self.prediction, PREDICTIONS, "prediction")
+        validate.check_choice(self.prediction, PREDICTIONS, "prediction")
         freeze_image_shape(self)
         self._check_sizes()
         if self.image_shape[2] != self.autoencoder.image_channels:

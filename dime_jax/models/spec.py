@@ -11,8 +11,8 @@ from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from dime_jax import _records, _validate
-from dime_jax._typing import JsonObject
+from dime_jax._util import records, validate
+from dime_jax._util.typing import JsonObject
 from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
@@ -232,7 +232,7 @@ class ScheduleSpec:
     zero_terminal_snr: bool = False
 
     def __post_init__(self) -> None:
-        _validate.check_choice(self.kind, ("linear", "scaled_linear", "cosine", "betas"), "schedule")
+        validate.check_choice(self.kind, ("linear", "scaled_linear", "cosine", "betas"), "schedule")
         check_integer(self.num_steps, 1, MAX_STEPS, "num_steps")
         check_number(self.beta_start, 0, 1, "beta_start")
         check_number(self.beta_end, 0, 1, "beta_end")
@@ -281,7 +281,7 @@ class ModelSpec:
     prediction: str = "epsilon"
 
     def __post_init__(self) -> None:
-        _validate.check_choice(self.prediction, PREDICTIONS, "prediction")
+        validate.check_choice(self.prediction, PREDICTIONS, "prediction")
         freeze_image_shape(self)
         multiple = 2 ** (len(self.architecture.level_channels) - 1)
         for size in self.image_shape[:2]:
@@ -327,7 +327,7 @@ TaggedSpec = TypeVar("TaggedSpec", bound=_HasKind)
 
 def to_fields(spec: object) -> JsonObject:
     """A JSON-able dict of a spec's fields, tuples as lists, with its kind first if its class has one."""
-    values = {name: getattr(spec, name) for name in ("kind", *_records.field_names(spec)) if hasattr(spec, name)}
+    values = {name: getattr(spec, name) for name in ("kind", *records.field_names(spec)) if hasattr(spec, name)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -352,7 +352,7 @@ def from_tagged(spec_classes: Sequence[type[TaggedSpec]], contents: object, name
     """
     fields = _mapping(contents, name)
     kind = fields.pop("kind", None)
-    _validate.check_choice(kind, [spec.kind for spec in spec_classes], f"{name} kind")
+    validate.check_choice(kind, [spec.kind for spec in spec_classes], f"{name} kind")
     return from_fields(next(spec for spec in spec_classes if spec.kind == kind), fields, name)
 
 
@@ -364,7 +364,7 @@ def _mapping(value: object, name: str) -> JsonObject:
 
 def _fields(value: object, spec_class: object, name: str) -> JsonObject:
     """`value` as keyword arguments of `spec_class`, with exactly its fields."""
-    fields, expected = _mapping(value, name), set(_records.field_names(spec_class))
+    fields, expected = _mapping(value, name), set(records.field_names(spec_class))
     problems = [f"unknown {_short(key)}" for key in sorted(fields.keys() - expected)]
     problems += [f"missing {key!r}" for key in sorted(expected - fields.keys())]
     if problems:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import _validate
-from dime_jax._typing import JsonObject, PyTree
+from dime_jax._util import validate
+from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.remote import protocol
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
@@ -38,11 +38,11 @@ class ServeOptions:
     rate: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.check_at_least(self.max_batch, 1, "max_batch")
+        validate.check_at_least(self.max_batch, 1, "max_batch")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"expected 0 <= port < 65536, got port={self.port}")
         if self.rate is not None:
-            _validate.check_positive(self.rate, "rate")
+            validate.check_positive(self.rate, "rate")
         if not ServerPlace("http", self.host, self.port).loopback and self.token_env is None:
             raise ValueError(f"expected --token-env with --host {self.host}: others than this machine could ask")
 
@@ -155,13 +155,13 @@ class Hosted:
         x, t = tensors[X], tensors[T_STEP]
         condition = tensors.get(LABEL, tensors.get(CONDITION))
         try:
-            _validate.check_shape(x, (None, *denoiser.shape), X)
+            validate.check_shape(x, (None, *denoiser.shape), X)
             if x.dtype != np.float32:
                 raise ValueError(f"expected {X} to be FP32")
             if not 0 < len(x) <= self._options.max_batch:
                 raise ValueError(f"expected 1 to {self._options.max_batch} images in a request, got {len(x)}")
-            _validate.check_shape(t, (len(x),), T_STEP)
-            _validate.check_timestep(t, denoiser.schedule.num_steps)
+            validate.check_shape(t, (len(x),), T_STEP)
+            validate.check_timestep(t, denoiser.schedule.num_steps)
             denoiser.check_condition(condition, len(x))
         except ValueError as error:
             raise Refused(400, str(error)) from None

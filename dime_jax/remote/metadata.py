@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 from dime_jax.remote.options import LAYOUTS
 from dime_jax.remote.transport import printable
 from dime_jax.schedule import NoiseSchedule, schedule_from_betas

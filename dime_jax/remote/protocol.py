@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax._typing import JsonObject
+from dime_jax._util.typing import JsonObject
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
 DATATYPES: dict[str, "np.dtype[np.generic]"] = {

@@ -19,8 +19,8 @@ import markupsafe
 import numpy as np
 from PIL import Image
 
-from dime_jax import _files
-from dime_jax._records import plain_object
+from dime_jax._util import files as _files
+from dime_jax._util.records import plain_object
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.evidence import Verdict

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax import _validate, data, draws
-from dime_jax._typing import Array, PyTree
+from dime_jax import data, draws
+from dime_jax._util import validate
+from dime_jax._util.typing import Array, PyTree
 from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from
 from dime_jax.denoiser import Denoiser, EpsFn, encoder, keeper
 from dime_jax.scoring import programs
@@ -82,7 +83,7 @@ class Asker:
             return pixels
         params, _, key = self._constants
         x = encoder(denoiser.encode_fn, self._placement.sharding)(params, pixels, key, draw_ids)
-        _validate.check_shape(x, (len(pixels), *denoiser.shape), f"what {denoiser.name} encodes")
+        validate.check_shape(x, (len(pixels), *denoiser.shape), f"what {denoiser.name} encodes")
         return x
 
     def _kept(self, x: jax.Array, draw_ids: jax.Array) -> jax.Array | None:

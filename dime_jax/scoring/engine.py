@@ -27,11 +27,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import __version__, _files, _validate, data, digests
-from dime_jax._distributed import together
+from dime_jax import __version__, data
+from dime_jax._util import digests, files, validate
+from dime_jax._util.distributed import together
+from dime_jax._util.progress import Progress
 from dime_jax.attacks.base import Call, Whole
 from dime_jax.denoiser import PRECISION, Denoiser
-from dime_jax.progress import Progress
 from dime_jax.scoring import query_ledger, reading, score_table, walks
 from dime_jax.scoring.asking import Answers, Asker
 from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory
@@ -73,10 +74,10 @@ class ScoringOptions:
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
-            _validate.check_at_least(self.micro_batch, 1, "micro_batch")
+            validate.check_at_least(self.micro_batch, 1, "micro_batch")
         for name, bound in (("total", self.budget.total), ("per_image", self.budget.per_image)):
             if bound is not None:
-                _validate.check_at_least(bound, 0, f"budget {name}")
+                validate.check_at_least(bound, 0, f"budget {name}")
 
     def within(self, directory: pathlib.Path) -> "ScoringOptions":
         """The same, with a budget that every score table below this directory shares."""
@@ -144,7 +145,7 @@ def score(
     directory, options = pathlib.Path(directory), options or ScoringOptions()
     plan = make_plan(jobs, denoiser.schedule)
     index = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    _validate.check_not_empty(index, "indices")
+    validate.check_not_empty(index, "indices")
     if np.unique(index).size != index.size:
         raise ValueError(f"expected each of the {index.size} indices once, got {np.unique(index).size} different ones")
     transform = transform or data.transform_for(source, denoiser.image_shape)
@@ -160,7 +161,7 @@ def score(
 
         def open_table() -> None:
             if first:
-                stack.enter_context(_files.locked(directory, "score table"))
+                stack.enter_context(files.locked(directory, "score table"))
                 _open_table(request)
                 if options.before_asking is not None:
                     score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.scoring import programs
 

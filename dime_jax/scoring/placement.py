@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax._distributed import data_mesh, replicated, split_rows
-from dime_jax._typing import PyTree
+from dime_jax._util.distributed import data_mesh, replicated, split_rows
+from dime_jax._util.typing import PyTree
 from dime_jax.denoiser import Denoiser
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 from dime_jax.attacks.base import Answer, Call, Whole, keeping
 from dime_jax.denoiser import ApplyFn, EpsFn
 from dime_jax.draws import Draws, Randomness

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax.digests import Damaged
+from dime_jax._util.digests import Damaged
 
 _ENTRY = np.dtype("<i4")
 NO_IMAGE = -1  # a query about none of the images: it counts in the total only

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax._typing import Array, PyTree
+from dime_jax._util.typing import Array, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.scoring.retry import Retry, patient
 

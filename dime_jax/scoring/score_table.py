@@ -28,10 +28,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from dime_jax import _files, digests
-from dime_jax._typing import JsonObject
+from dime_jax._util import digests
+from dime_jax._util import files as _files
+from dime_jax._util.digests import Damaged, Sealed
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import BUILT_IN, modules
-from dime_jax.digests import Damaged, Sealed
 from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring import query_ledger, shards, walks
 from dime_jax.scoring.planning import Job, Plan

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dime_jax import _files, digests
-from dime_jax.digests import Damaged, Sealed
+from dime_jax._util import digests, files
+from dime_jax._util.digests import Damaged, Sealed
 from dime_jax.scoring import query_ledger
 
 SCHEMA = pa.schema(
@@ -71,7 +71,7 @@ class ShardWriter:
             table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
             content = encode(table.replace_schema_metadata({_SECONDS: repr(seconds)}))
             name = f"{self._process}-{self._number:06d}.parquet"
-            _files.write_atomically(self._shards / name, content)
+            files.write_atomically(self._shards / name, content)
             self._finished[name] = digests.digest(content)
             self._number += 1
             self._rows = []
@@ -79,11 +79,11 @@ class ShardWriter:
         if partial is not None:
             # A name of its own, since the list names the one before until it is written.
             name = f"{self._process}-{ledger.queries}.npz"
-            _files.write_atomically(self._shards / name, partial)
+            files.write_atomically(self._shards / name, partial)
             self._partial = {name: digests.digest(partial)}
         sealed = digests.seal(ledger._asdict(), {**self._finished, **self._partial})
         if sealed != self._written:
-            _files.write_atomically(self._list, sealed)
+            files.write_atomically(self._list, sealed)
             self._written = sealed
         for name in before.keys() - self._partial.keys():
             (self._shards / name).unlink(missing_ok=True)

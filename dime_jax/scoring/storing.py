@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
+from dime_jax._util.progress import Progress
 from dime_jax.attacks.base import Trees
 from dime_jax.data.batches import refuse_too_many
-from dime_jax.progress import Progress
 from dime_jax.scoring.asking import Answers
 from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Unit

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import digests
-from dime_jax._typing import Array, PyTree
+from dime_jax._util import digests
+from dime_jax._util.digests import Damaged
+from dime_jax._util.typing import Array, PyTree
 from dime_jax.attacks.base import Call, Trees, calls_below
 from dime_jax.attacks.calls import Place
-from dime_jax.digests import Damaged
 from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Plan, Unit
 

@@ -34,8 +34,9 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jax_privacy import batch_selection, clipping, noise_addition
 
-from dime_jax import _files, _validate, data, models
-from dime_jax._typing import JsonObject, PyTree
+from dime_jax import data, models
+from dime_jax._util import files, validate
+from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.training.loop import TrainingOptions, train
 from dime_jax.training.method import Gradient, Method, adam, mean_gradient
 from dime_jax.training.objective import ImageLosses, NoisedExamples
@@ -67,9 +68,9 @@ class Privacy:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.check_positive(self.epsilon, "epsilon")
-        _validate.check_at_least(self.steps, 1, "steps")
-        _validate.check_positive(self.clip_norm, "clip_norm")
+        validate.check_positive(self.epsilon, "epsilon")
+        validate.check_at_least(self.steps, 1, "steps")
+        validate.check_positive(self.clip_norm, "clip_norm")
         if not 0 < self.delta < 1:
             raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
 
@@ -304,7 +305,7 @@ def train_privately(
     model = train(workdir, spec, source, members, recipe, method=method, options=options)
     if jax.process_index() == 0:
         record = spent_budget(privacy, recipe, len(members))
-        _files.write_atomically(model / PRIVACY_FILE, (json.dumps(record, indent=1) + "\n").encode())
+        files.write_atomically(model / PRIVACY_FILE, (json.dumps(record, indent=1) + "\n").encode())
     return model
 
 

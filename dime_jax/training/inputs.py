@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from dime_jax import data, models
-from dime_jax._distributed import split_rows
-from dime_jax._typing import Array
+from dime_jax._util.distributed import split_rows
+from dime_jax._util.typing import Array
 from dime_jax.data.batches import NUM_THREADS
 
 READ_AHEAD = 4  # batches

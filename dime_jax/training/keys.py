@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax._typing import Array
+from dime_jax._util.typing import Array
 
 
 class Keys(NamedTuple):

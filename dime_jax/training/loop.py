@@ -21,9 +21,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dime_jax import _files, _validate, checkpoints, data, models
-from dime_jax._distributed import data_mesh, on_first_process, replicated
-from dime_jax._typing import JsonObject
+from dime_jax import checkpoints, data, models
+from dime_jax._util import files, validate
+from dime_jax._util.distributed import data_mesh, on_first_process, replicated
+from dime_jax._util.typing import JsonObject
 from dime_jax.training import inputs
 from dime_jax.training.keys import update_keys
 from dime_jax.training.method import Method, shuffled_method
@@ -58,10 +59,10 @@ class TrainingOptions:
     silent: bool = False
 
     def __post_init__(self) -> None:
-        _validate.check_at_least(self.log_every, 1, "log_every")
-        _validate.check_at_least(self.save_every, 1, "save_every")
-        _validate.check_at_least(self.sample_every, 0, "sample_every")
-        _validate.check_at_least(self.snapshot_every, 0, "snapshot_every")
+        validate.check_at_least(self.log_every, 1, "log_every")
+        validate.check_at_least(self.save_every, 1, "save_every")
+        validate.check_at_least(self.sample_every, 0, "sample_every")
+        validate.check_at_least(self.snapshot_every, 0, "snapshot_every")
         for name in ("save_every", "sample_every", "snapshot_every"):
             if getattr(self, name) % self.log_every:
                 raise ValueError(
@@ -99,7 +100,7 @@ def train(
     """
     workdir, options = pathlib.Path(workdir), options or TrainingOptions()
     members = np.asarray(members)
-    _validate.check_not_empty(members, "members")
+    validate.check_not_empty(members, "members")
     method = method or shuffled_method(recipe, len(members))
     mesh = data_mesh(options.devices)
     if len(method.draws[0]) % mesh.size:
@@ -163,7 +164,7 @@ def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:
         raise ValueError(f"{workdir / 'model'} exists already and was not trained here: expected a new workdir")
     elif jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        _files.write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
+        files.write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
     return directory
 
 

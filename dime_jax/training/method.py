@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dime_jax._typing import PyTree
+from dime_jax._util.typing import PyTree
 from dime_jax.training import inputs
 from dime_jax.training.objective import ImageLosses, NoisedExamples
 from dime_jax.training.recipe import TrainingRecipe

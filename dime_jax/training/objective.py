@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dime_jax._typing import Array, PyTree
+from dime_jax._util.typing import Array, PyTree
 from dime_jax.schedule import NoiseSchedule, per_image
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from dime_jax import _validate
-from dime_jax._typing import JsonObject
+from dime_jax._util import validate
+from dime_jax._util.typing import JsonObject
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
@@ -37,12 +37,12 @@ class TrainingRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _validate.check_at_least(self.steps, 1, "steps")
-        _validate.check_at_least(self.batch_size, 1, "batch_size")
-        _validate.check_positive(self.learning_rate, "learning_rate")
-        _validate.check_at_least(self.warmup_steps, 0, "warmup_steps")
-        _validate.check_positive(self.clip_norm, "clip_norm")
-        _validate.check_choice(self.compute_dtype, COMPUTE_DTYPES, "compute_dtype")
+        validate.check_at_least(self.steps, 1, "steps")
+        validate.check_at_least(self.batch_size, 1, "batch_size")
+        validate.check_positive(self.learning_rate, "learning_rate")
+        validate.check_at_least(self.warmup_steps, 0, "warmup_steps")
+        validate.check_positive(self.clip_norm, "clip_norm")
+        validate.check_choice(self.compute_dtype, COMPUTE_DTYPES, "compute_dtype")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"expected 0 <= ema_decay < 1, got ema_decay={self.ema_decay}")
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from dime_jax import _files, models
-from dime_jax._typing import JsonObject, PyTree
+from dime_jax import models
+from dime_jax._util import files
+from dime_jax._util.progress import Progress
+from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.denoiser import Denoiser
 from dime_jax.models import check
-from dime_jax.progress import Progress
 from dime_jax.report import figures
 
 METRICS = "metrics.jsonl"
@@ -40,7 +41,7 @@ class Log:
         self._is_main = jax.process_index() == 0
         if self._is_main:
             kept = [line for line in read_records(directory) if line["step"] <= first]
-            _files.write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            files.write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._progress = Progress((steps - first) * batch_size, silent or not self._is_main, unit="images")
         self._losses: list[jax.Array] = []
         self._start, self._timed_from, self._compiled = 0.0, 0, False

@@ -10,8 +10,8 @@ import optax
 from jax.tree_util import Partial
 
 from dime_jax import models
-from dime_jax._distributed import replicated
-from dime_jax._typing import PyTree
+from dime_jax._util.distributed import replicated
+from dime_jax._util.typing import PyTree
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key
 from dime_jax.training.method import Method

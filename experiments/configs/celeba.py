@@ -18,14 +18,14 @@ SecMI_stat 71.08 / 78.03 / 8.64, SimA 71.09 / 78.21 / 8.91, SimA-MC (10) 74.33 /
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
 from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' recipe, sizes, grids and seed, or with "smoke" a few updates and attacks on generated files."""
-    _validate.check_choice(variant, ("paper", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("celeba:")

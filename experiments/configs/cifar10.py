@@ -29,14 +29,14 @@ The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
 from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed; "laptop" and "overnight", studies of small models; or "smoke"."""
-    _validate.check_choice(variant, ("paper", "laptop", "overnight", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "laptop", "overnight", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("cifar10:")

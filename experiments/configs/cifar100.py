@@ -14,13 +14,13 @@ SecMI_stat 80.85 / 88.05 / 13.34, SimA 82.40 / 89.40 / 13.64, SimA-MC (10) 83.22
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed, or with "smoke" a few attacks on generated files."""
-    _validate.check_choice(variant, ("paper", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("cifar100:")

@@ -16,14 +16,14 @@ DIME 1+1 95.4, SecMI 93.8, SimA-MC (10) of the mean vector 93.5 and of norms 71.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section
 from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """The shipped model, or with "smoke" a tiny network, a few updates and a few attacks."""
-    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
+    validate.check_choice(variant, ("laptop", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("digits")

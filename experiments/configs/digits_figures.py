@@ -5,13 +5,13 @@ python -m experiments.figures --output=out/figures
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """The shipped model on the split it was trained with, or with "smoke" very little of it."""
-    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
+    validate.check_choice(variant, ("laptop", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("digits")

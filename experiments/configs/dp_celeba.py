@@ -19,7 +19,7 @@ lies between 48.1 and 52.9 at each ε.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section, smoke
 from experiments.configs.dp_section import dp_section
 from experiments.configs.train_section import smoke_training, train_section
@@ -27,7 +27,7 @@ from experiments.configs.train_section import smoke_training, train_section
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """One recipe for all arms; "as_published", the authors' two; or "smoke"."""
-    _validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("celeba:")

@@ -8,7 +8,7 @@ of batches, and attacked with 400 others. `:smoke` takes seconds.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from experiments.configs.attack_section import attack_section, data_section
 from experiments.configs.dp_section import dp_section
 from experiments.configs.train_section import small_unet, smoke_training, train_section
@@ -16,7 +16,7 @@ from experiments.configs.train_section import small_unet, smoke_training, train_
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """The study, or with "smoke" a tiny network and a few updates."""
-    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
+    validate.check_choice(variant, ("laptop", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("digits")

@@ -22,7 +22,7 @@ The paper's Table 2, in per cent (ASR / AUC / TPR@1%FPR), with scrambled labels:
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks import attack_names
 from dime_jax.denoiser import OWN
 from experiments.configs.attack_section import attack_section, data_section, smoke
@@ -38,7 +38,7 @@ _GRIDS = {
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed; "as_published" with their labels too; "smoke" on generated files."""
-    _validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 2025
     config.data = data_section("imagenet:")

@@ -9,7 +9,7 @@ text encoder keeps its random weights, as Stable Diffusion's keeps those it came
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 from dime_jax.attacks import attack_names
 from dime_jax.denoiser import TEXT_CONDITIONS
 from experiments.configs.attack_section import attack_section, data_section
@@ -17,7 +17,7 @@ from experiments.configs.attack_section import attack_section, data_section
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """All attacks on a model that remembers, or with "smoke" a few on one that has barely begun to."""
-    _validate.check_choice(variant, ("laptop", "smoke"), "variant")
+    validate.check_choice(variant, ("laptop", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
     config.data = data_section("folder:DIR")  # WORKDIR/members

@@ -20,12 +20,12 @@ all of DIME's lead is due to the crowding term.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import _validate
+from dime_jax._util import validate
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The paper's panels, or with "smoke" the attack study at a size that takes seconds."""
-    _validate.check_choice(variant, ("paper", "smoke"), "variant")
+    validate.check_choice(variant, ("paper", "smoke"), "variant")
     config = ConfigDict()
     config.seed = 0
 

@@ -15,7 +15,8 @@ import sys
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import auditing, cli, digests, model_check, opening, scoring
+from dime_jax import auditing, cli, model_check, opening, scoring
+from dime_jax._util import digests
 from dime_jax.report import html
 
 SHAPE = (4, 4, 1)

@@ -12,7 +12,8 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import _records, auditing, cli, metrics, pipeline, scoring
+from dime_jax import auditing, cli, metrics, pipeline, scoring
+from dime_jax._util import records
 from dime_jax.findings import finding, gate, json_files, wording
 from dime_jax.findings.facts import Settings
 from dime_jax.report import html
@@ -108,7 +109,7 @@ def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
     assert set(results) == gate.AUDIT_KEYS - {"captions", "caption_baseline"}  # of text-conditioned models
-    assert _records.plain(json_files.read_results(directory)) == results
+    assert records.plain(json_files.read_results(directory)) == results
     for row in results["results"]:
         assert row.keys() == gate.ROW.keys()
         assert all(

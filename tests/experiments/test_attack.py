@@ -14,8 +14,9 @@ import pytest
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import _distributed, checkpoints, model_check
-from dime_jax._records import plain
+from dime_jax import checkpoints, model_check
+from dime_jax._util import distributed
+from dime_jax._util.records import plain
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, images_alone, runs, study, tables
 from experiments.configs.attack_section import attack_section, data_section
@@ -269,7 +270,7 @@ def test_first_process_raises_its_own_error():
         raise ValueError("disk full")
 
     with pytest.raises(ValueError, match="disk full"):
-        _distributed.on_first_process(fail)
+        distributed.on_first_process(fail)
 
 
 PROGRAM = """

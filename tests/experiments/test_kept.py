@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from dime_jax import _records
+from dime_jax._util import records
 from dime_jax.metrics import Estimate
 from experiments import kept, synthetic
 from experiments.synthetic import Curve, Panel
@@ -62,7 +62,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 def test_the_kept_synthetic_study_is_the_papers_config_and_its_lead_does_not_peak_at_most_noise():
     folder = DOCS / "results" / "synthetic"
-    panels = _records.parse(list[Panel], json.loads((folder / "dataset_size.json").read_text()), "dataset_size")
+    panels = records.parse(list[Panel], json.loads((folder / "dataset_size.json").read_text()), "dataset_size")
     assert [one.n for one in panels] == [10, 100, 1000]
     assert all(len(one.t) == 11 for one in panels)
     for one in panels:

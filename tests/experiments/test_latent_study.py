@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints_convert.pipeline_folder import open_pipeline
 from dime_jax import data
-from dime_jax._records import plain
+from dime_jax._util.records import plain
 from experiments import latent_study, runs, tables
 from experiments.configs.latent_digits import get_config
 

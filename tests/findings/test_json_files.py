@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from dime_jax._records import plain_object
+from dime_jax._util.records import plain_object
 from dime_jax.evaluation import Evaluation
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from dime_jax.digests import Damaged
+from dime_jax._util.digests import Damaged
 from dime_jax.scoring import shards
 
 SCRIPT = pathlib.Path(__file__).with_name("ended_run.py")

@@ -8,7 +8,8 @@ import pytest
 from tiny_model import SHAPE, function, quiet
 
 import dime_jax as dj
-from dime_jax import _records, attacks, calibration, digests, draws, pipeline
+from dime_jax import attacks, calibration, draws, pipeline
+from dime_jax._util import digests, records
 from dime_jax.scoring import planning, score_table
 
 SEED = 3
@@ -96,7 +97,7 @@ def test_stages_repeat_without_a_model(directory, results):
     pipeline.calibrate_run(directory)
     assert (directory / "calibration.json").read_bytes() == before
     assert pipeline.evaluate_run(directory) == results
-    assert _records.plain(results) == json.loads((directory / "results.json").read_text())
+    assert records.plain(results) == json.loads((directory / "results.json").read_text())
 
 
 FITTED = planning.grid_jobs(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dime_jax.progress import Progress
+from dime_jax._util.progress import Progress
 
 
 class Clock:
@@ -31,7 +31,7 @@ def test_plain_lines_now_and_then(capsys):
 
 
 def test_a_long_compilation_is_said(capsys, monkeypatch):
-    monkeypatch.setattr("dime_jax.progress.PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr("dime_jax._util.progress.PLAIN_SECONDS", 0.01)
     with Progress(10) as progress:
         progress.what = "Base(t=70)"
         time.sleep(0.2)

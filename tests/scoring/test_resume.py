@@ -19,7 +19,8 @@ import pytest
 from tiny_model import FEW, SCHEDULE, TWO, function, network, quiet, source
 
 import dime_jax as dj
-from dime_jax import _files, attacks, scoring
+from dime_jax import attacks, scoring
+from dime_jax._util import files
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import queries_made
 
@@ -210,7 +211,7 @@ class TestOtherCircumstances:
 
     def test_two_runs_are_kept_apart(self, half_done):
         with (
-            _files.locked(half_done, "score table"),
+            files.locked(half_done, "score table"),
             pytest.raises(ValueError, match="another run is writing the score table"),
         ):
             self.score(half_done)

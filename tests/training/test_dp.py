@@ -12,7 +12,7 @@ import tiny
 from scipy import optimize, stats
 
 from dime_jax import checkpoints, models, training
-from dime_jax._distributed import data_mesh
+from dime_jax._util.distributed import data_mesh
 from dime_jax.training import dp, inputs
 from dime_jax.training.keys import as_key, update_keys
 from dime_jax.training.method import adam, mean_gradient

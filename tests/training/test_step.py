@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
-from dime_jax._distributed import data_mesh, replicated
+from dime_jax._util.distributed import data_mesh, replicated
 from dime_jax.training import inputs, keys, method, step
 
 RECIPE = tiny.recipe(learning_rate=0.01, warmup_steps=3, ema_decay=0.75, clip_norm=0.5)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import _files
-from dime_jax._typing import JsonObject
+from dime_jax._util import files as _files
+from dime_jax._util.typing import JsonObject
 
 _FILES, _OWN = "digests", "digest"
 _END = b"\n}\n"

@@ -5,7 +5,7 @@ import io
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dime_jax import _files
+from dime_jax._util import files
 
 # What makes a spreadsheet take a cell for a formula; the wide forms do so in East Asian versions.
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -22,7 +22,7 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, object]]) -> None:
     writer.writeheader()
     for row in rows:
         writer.writerow({column: as_text(value) if isinstance(value, str) else value for column, value in row.items()})
-    _files.write_atomically(path, text.getvalue().encode())
+    files.write_atomically(path, text.getvalue().encode())
 
 
 def as_text(value: str) -> str:

@@ -1,0 +1,1 @@
+"""What every room may use: it knows no image, no model and no attack."""
