@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.timing import median_seconds
 from dime_jax import data, models, scoring
 from dime_jax.attacks import get_attack
-from dime_jax.denoiser import PRECISION, Denoiser
-from dime_jax.schedule import linear_schedule
+from dime_jax.core.denoiser import PRECISION, Denoiser
+from dime_jax.core.schedule import linear_schedule
+from dime_jax.core.xla_options import network_options
 from dime_jax.scoring import planning
-from dime_jax.xla_options import network_options
 
 IMAGE = (32, 32, 3)
 PROBES = 10

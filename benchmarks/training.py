@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.timing import median_seconds, median_seconds_apart
 from dime_jax import models, training
 from dime_jax._util.distributed import data_mesh, replicated
-from dime_jax.schedule import linear_schedule
+from dime_jax.core.schedule import linear_schedule
 from dime_jax.training.inputs import on_devices
 from dime_jax.training.keys import update_keys
 

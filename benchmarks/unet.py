@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from benchmarks.timing import median_seconds
 from dime_jax import models
-from dime_jax.xla_options import network_options
+from dime_jax.core.xla_options import network_options
 
 Spec = models.DdpmUnetSpec | models.GuidedUnetSpec
 Forward = Callable[[int], Callable[[], Any]]  # micro-batch -> function that runs the network once

@@ -17,12 +17,12 @@ from .attacks import (
     theory_phi,
 )
 from .auditing import AuditConfig, AuditResult, audit, compare
-from .denoiser import Denoiser
+from .core.denoiser import Denoiser
+from .core.ideal import ErrorDecomposition, IdealDenoiser
+from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 from .denoiser_check import DenoiserCheck, check_denoiser
-from .ideal import ErrorDecomposition, IdealDenoiser
 from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .remote import RemoteDenoiser, RemoteOptions
-from .schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 
 __version__: str
 

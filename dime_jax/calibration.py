@@ -16,7 +16,7 @@ from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, at_angle, weighted
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.schedule import NoiseSchedule
 
 _ROUNDING = 1e-9  # of the cosine of 3π/2
 

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from dime_jax import models
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 
 FORMAT = "dime_jax model"
 VERSION = 1

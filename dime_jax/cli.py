@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import rich.console
 
     from dime_jax.auditing import AuditConfig, AuditResult
-    from dime_jax.denoiser import Denoiser
+    from dime_jax.core.denoiser import Denoiser
     from dime_jax.evaluation import Evaluation
     from dime_jax.findings.results import DeletionFindings
     from dime_jax.scoring import ScoringOptions
@@ -99,7 +99,7 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, model_check, pipeline, recognition, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.auditing.images import with_captions
-    from dime_jax.denoiser import TEXT_CONDITIONS
+    from dime_jax.core.denoiser import TEXT_CONDITIONS
     from dime_jax.scoring import planning
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:

@@ -45,11 +45,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax import draws
 from dime_jax._util import validate
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.denoiser import Denoiser
-from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+from dime_jax.core import draws
+from dime_jax.core.denoiser import Denoiser
+from dime_jax.core.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 from dime_jax.scoring.query_ledger import BudgetExceeded
 
 IMAGES = 16  # as many as the measurements above

@@ -20,7 +20,7 @@ from dime_jax._util import digests, files
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
-from dime_jax.denoiser import OWN, Denoiser
+from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
 

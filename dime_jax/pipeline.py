@@ -30,11 +30,11 @@ from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
+from dime_jax.core.denoiser import Denoiser
+from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Split
-from dime_jax.denoiser import Denoiser
 from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
 from dime_jax.metrics import Groups
-from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable

@@ -29,7 +29,7 @@ from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
-from dime_jax.denoiser import OWN, Denoiser
+from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.scoring import planning, query_ledger
 from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger, LedgerUnwritable
 

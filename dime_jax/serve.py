@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from dime_jax._util.typing import JsonObject
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.remote import protocol
 from dime_jax.remote.answering import Hosted, HttpAnswer, Refused, ServeOptions
 from dime_jax.remote.options import RemoteOptions

@@ -24,12 +24,12 @@ from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names
 from dime_jax.attacks.base import grid
-from dime_jax.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.core.ideal import IdealDenoiser
+from dime_jax.core.schedule import linear_schedule
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
-from dime_jax.ideal import IdealDenoiser
 from dime_jax.report import tables
-from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
 from experiments import generated, images_alone

@@ -22,9 +22,9 @@ from absl import flags
 
 from checkpoints_convert import guided
 from dime_jax import models, scoring
-from dime_jax.denoiser import PRECISION
+from dime_jax.core.denoiser import PRECISION
+from dime_jax.core.schedule import linear_schedule
 from dime_jax.models import ModelSpec
-from dime_jax.schedule import linear_schedule
 from dime_jax.scoring import planning
 from experiments.attack import jobs_of
 from experiments.launch import run_app

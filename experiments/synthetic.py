@@ -27,7 +27,7 @@ import dime_jax as dj
 from dime_jax import calibration
 from dime_jax._util import validate
 from dime_jax.attacks import dime_norms, get_attack
-from dime_jax.draws import Draws
+from dime_jax.core.draws import Draws
 from dime_jax.report import figures
 from experiments.launch import launch
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dime_jax import draws
+from dime_jax.core import draws
 
 KEY = jax.random.key(0)
 

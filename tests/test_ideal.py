@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import ideal
+from dime_jax.core import ideal
 
 BETAS = np.linspace(1e-4, 0.02, 1000)
 ABAR = np.cumprod(1 - BETAS)

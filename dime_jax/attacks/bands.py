@@ -39,9 +39,9 @@ from dime_jax.attacks.base import (
 )
 from dime_jax.attacks.dime import CITATION, FAMILY, GAMMAS, GRIDS, TIERS, TIMES, Probe, Scaled
 from dime_jax.attacks.rules import Discriminant
-from dime_jax.denoiser import PRECISION, EpsFn
-from dime_jax.draws import Given, Randomness
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import PRECISION, EpsFn
+from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.schedule import NoiseSchedule
 
 BANDS = 6
 _FLOOR = 1e-12  # of an energy, before its logarithm

@@ -25,9 +25,9 @@ import numpy as np
 
 from dime_jax._util import validate
 from dime_jax.attacks.rules import SINGLE, Rule
-from dime_jax.denoiser import OWN, EpsFn, at_least_float32
-from dime_jax.draws import NO_DRAWS, Randomness
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import OWN, EpsFn, at_least_float32
+from dime_jax.core.draws import NO_DRAWS, Randomness
+from dime_jax.core.schedule import NoiseSchedule
 
 STATE = "state"
 Setting = Mapping[str, int | float]

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from dime_jax._util import validate
 from dime_jax._util.typing import Array
 from dime_jax.attacks.base import STATE, Answer, Call, norm, query
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Randomness
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import EpsFn
+from dime_jax.core.draws import Randomness
+from dime_jax.core.schedule import NoiseSchedule
 
 
 class Place(NamedTuple):

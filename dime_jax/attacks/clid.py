@@ -10,9 +10,9 @@ import numpy as np
 from dime_jax._util import validate
 from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, kept_part, query
 from dime_jax.attacks.rules import TermPair, Weights
-from dime_jax.denoiser import TEXT_CONDITIONS, EpsFn
-from dime_jax.draws import Randomness
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import TEXT_CONDITIONS, EpsFn
+from dime_jax.core.draws import Randomness
+from dime_jax.core.schedule import NoiseSchedule
 
 _OWN, *_REDUCED = range(len(TEXT_CONDITIONS))
 

@@ -37,9 +37,9 @@ from dime_jax.attacks.base import (
     query,
 )
 from dime_jax.attacks.rules import Angles, TermStats, weighted
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Given, Randomness
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.core.denoiser import EpsFn
+from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.schedule import NoiseSchedule, per_image
 
 FAMILY = "DIME"
 NUM_ANGLES = 16

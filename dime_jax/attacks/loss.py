@@ -19,9 +19,9 @@ from dime_jax.attacks.base import (
     one_number,
 )
 from dime_jax.attacks.calls import Noisy
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Given
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import EpsFn
+from dime_jax.core.draws import Given
+from dime_jax.core.schedule import NoiseSchedule
 
 
 def loss(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, noise: Any, t: Any) -> jax.Array:

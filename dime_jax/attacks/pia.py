@@ -23,9 +23,9 @@ from dime_jax.attacks.base import (
     query,
 )
 from dime_jax.attacks.calls import Raw
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Randomness
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.core.denoiser import EpsFn
+from dime_jax.core.draws import Randomness
+from dime_jax.core.schedule import NoiseSchedule, per_image
 
 
 @jax.jit

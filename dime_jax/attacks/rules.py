@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dime_jax import metrics
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.schedule import NoiseSchedule
 
 
 class TermPair(NamedTuple):

@@ -23,9 +23,9 @@ from dime_jax.attacks.base import (
     query,
 )
 from dime_jax.attacks.calls import Place, Raw
-from dime_jax.denoiser import EpsFn
-from dime_jax.draws import Given, Randomness
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.core.denoiser import EpsFn
+from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.schedule import NoiseSchedule, per_image
 
 
 def ddim_step(schedule: NoiseSchedule, x: jax.Array, eps: jax.Array, t_from: Any, t_to: Any) -> jax.Array:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from dime_jax._util.progress import duration
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
+from dime_jax.core.denoiser import OWN, Denoiser
+from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data.variations import VARIATIONS
-from dime_jax.denoiser import OWN, Denoiser
-from dime_jax.schedule import NoiseSchedule
 from dime_jax.scoring import planning, query_ledger
 
 LONG_SECONDS = 600.0

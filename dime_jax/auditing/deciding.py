@@ -10,7 +10,7 @@ from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
 from dime_jax.calibration import Calibration
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.evidence import Direction
 from dime_jax.findings.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning

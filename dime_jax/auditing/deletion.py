@@ -25,7 +25,7 @@ from dime_jax.auditing.stages import (
     say_savings,
     score_candidates,
 )
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.findings import json_files
 from dime_jax.findings.arrays import CompareArrays
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion

@@ -21,12 +21,12 @@ import numpy as np
 from dime_jax import checkpoints, data
 from dime_jax._util import csv as _csv
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Source, Split
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
 from dime_jax.data.groups import ALONE, connect
 from dime_jax.data.sources import why_no_captions
-from dime_jax.denoiser import Denoiser
 from dime_jax.findings.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.remote.options import SERVED
 

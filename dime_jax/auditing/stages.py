@@ -22,9 +22,9 @@ from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import AuditImages, open_images
 from dime_jax.auditing.pictures import Blind
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Split
 from dime_jax.data.variations import VARIATIONS, varied
-from dime_jax.denoiser import Denoiser
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.arrays import AuditArrays
 from dime_jax.findings.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts

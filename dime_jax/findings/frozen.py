@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dime_jax import pipeline
 from dime_jax.attacks import Setting
 from dime_jax.calibration import Calibration
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.schedule import NoiseSchedule
 
 _LEVEL_AND_CROWDING = ("dime", "dime_central", "dime_theory")
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax._util.typing import PyTree
-from dime_jax.denoiser import ApplyFn
+from dime_jax.core.denoiser import ApplyFn
 from dime_jax.models.ddpm_unet import DdpmUnet
 from dime_jax.models.guided_unet import GuidedUnet
 from dime_jax.models.layers import Dtype

@@ -13,7 +13,7 @@ import numpy as np
 
 from dime_jax._util import records, validate
 from dime_jax._util.typing import JsonObject
-from dime_jax.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+from dime_jax.core.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
 MAX_CHANNELS = 8192

@@ -12,7 +12,7 @@ import numpy as np
 
 from dime_jax._util import validate
 from dime_jax._util.typing import JsonObject, PyTree
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.remote import protocol
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
 from dime_jax.remote.transport import ServerPlace

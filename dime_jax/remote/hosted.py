@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util.typing import JsonObject, PyTree
-from dime_jax.denoiser import Denoiser, Requests
+from dime_jax.core.denoiser import Denoiser, Requests
 from dime_jax.remote import protocol
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, Stated, X, read_contract
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions

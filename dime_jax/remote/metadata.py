@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from dime_jax._util.typing import JsonObject
+from dime_jax.core.schedule import NoiseSchedule, schedule_from_betas
 from dime_jax.remote.options import LAYOUTS
 from dime_jax.remote.transport import printable
-from dime_jax.schedule import NoiseSchedule, schedule_from_betas
 
 T = TypeVar("T")
 

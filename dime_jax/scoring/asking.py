@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dime_jax import data, draws
+from dime_jax import data
 from dime_jax._util import validate
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.attacks.base import Answer, Call, Trees, Whole, keeping, start_from
-from dime_jax.denoiser import Denoiser, EpsFn, encoder, keeper
+from dime_jax.core import draws
+from dime_jax.core.denoiser import Denoiser, EpsFn, encoder, keeper
 from dime_jax.scoring import programs
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.query_ledger import Ledger

@@ -32,7 +32,7 @@ from dime_jax._util import digests, files, validate
 from dime_jax._util.distributed import together
 from dime_jax._util.progress import Progress
 from dime_jax.attacks.base import Call, Whole
-from dime_jax.denoiser import PRECISION, Denoiser
+from dime_jax.core.denoiser import PRECISION, Denoiser
 from dime_jax.scoring import query_ledger, reading, score_table, walks
 from dime_jax.scoring.asking import Answers, Asker
 from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory

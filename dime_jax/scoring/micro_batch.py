@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dime_jax._util.typing import PyTree
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.scoring import programs
 
 # A micro-batch of 32x32x3 images: one from which on CPUs gain little, and one that fills an accelerator.

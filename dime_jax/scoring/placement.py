@@ -9,7 +9,7 @@ import numpy as np
 
 from dime_jax._util.distributed import data_mesh, replicated, split_rows
 from dime_jax._util.typing import PyTree
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 
 
 class PlacedBatch(NamedTuple):

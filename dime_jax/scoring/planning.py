@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from dime_jax.attacks import Attack, Setting, attack_names, get_attack
 from dime_jax.attacks.base import Call, Reading, Recipe, Trees, calls_below, grow_trees, row_label
-from dime_jax.denoiser import OWN
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.denoiser import OWN
+from dime_jax.core.schedule import NoiseSchedule
 
 WITNESS = "level_only"
 WITNESS_LABEL = row_label(WITNESS, 1)

@@ -24,10 +24,10 @@ from jax.typing import ArrayLike
 
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks.base import Answer, Call, Whole, keeping
-from dime_jax.denoiser import ApplyFn, EpsFn
-from dime_jax.draws import Draws, Randomness
-from dime_jax.schedule import NoiseSchedule
-from dime_jax.xla_options import network_options
+from dime_jax.core.denoiser import ApplyFn, EpsFn
+from dime_jax.core.draws import Draws, Randomness
+from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.core.xla_options import network_options
 
 Template = Callable[..., Call]
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.scoring.retry import Retry, patient
 
 

@@ -33,7 +33,7 @@ from dime_jax._util import files as _files
 from dime_jax._util.digests import Damaged, Sealed
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import BUILT_IN, modules
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.scoring import query_ledger, shards, walks
 from dime_jax.scoring.planning import Job, Plan
 from dime_jax.scoring.walks import Partial

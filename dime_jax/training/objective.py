@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.core.schedule import NoiseSchedule, per_image
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key
 

@@ -13,7 +13,7 @@ from dime_jax import models
 from dime_jax._util import files
 from dime_jax._util.progress import Progress
 from dime_jax._util.typing import JsonObject, PyTree
-from dime_jax.denoiser import Denoiser
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.models import check
 from dime_jax.report import figures
 

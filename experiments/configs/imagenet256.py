@@ -24,7 +24,7 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax._util import validate
 from dime_jax.attacks import attack_names
-from dime_jax.denoiser import OWN
+from dime_jax.core.denoiser import OWN
 from experiments.configs.attack_section import attack_section, data_section, smoke
 
 _BASELINE_TIMES = tuple(range(0, 191, 10))

@@ -11,7 +11,7 @@ from ml_collections.config_dict import ConfigDict
 
 from dime_jax._util import validate
 from dime_jax.attacks import attack_names
-from dime_jax.denoiser import TEXT_CONDITIONS
+from dime_jax.core.denoiser import TEXT_CONDITIONS
 from experiments.configs.attack_section import attack_section, data_section
 
 

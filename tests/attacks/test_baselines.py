@@ -6,7 +6,7 @@ import pytest
 
 import dime_jax as dj
 from dime_jax import attacks
-from dime_jax.draws import Given
+from dime_jax.core.draws import Given
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 4, 4, 2)).astype(np.float32)

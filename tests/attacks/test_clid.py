@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import attacks, draws, scoring
-from dime_jax.denoiser import TEXT_CONDITIONS, Denoiser
+from dime_jax import attacks, scoring
+from dime_jax.core import draws
+from dime_jax.core.denoiser import TEXT_CONDITIONS, Denoiser
 from dime_jax.scoring import planning
 
 SCHEDULE = dj.linear_schedule(1000, 1e-4, 0.02)

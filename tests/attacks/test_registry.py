@@ -8,7 +8,7 @@ import pytest
 import dime_jax as dj
 from dime_jax import attacks
 from dime_jax.attacks import dime, registry
-from dime_jax.draws import Draws
+from dime_jax.core.draws import Draws
 
 X = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32)
 DRAWS = Draws(jax.random.key(0), jnp.arange(5, dtype=jnp.uint32))

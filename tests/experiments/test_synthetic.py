@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import dime_jax as dj
-from dime_jax.draws import Draws
+from dime_jax.core.draws import Draws
 from dime_jax.report import figures
 from experiments import synthetic
 from experiments.configs.synthetic import get_config

@@ -10,9 +10,10 @@ import pytest
 from tiny_model import FEW, SCHEDULE, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
-from dime_jax import attacks, denoiser_check, draws, model_check, scoring
+from dime_jax import attacks, denoiser_check, model_check, scoring
 from dime_jax.attacks import base, calls
-from dime_jax.denoiser import Denoiser
+from dime_jax.core import draws
+from dime_jax.core.denoiser import Denoiser
 from dime_jax.scoring import planning
 
 FACTOR = 0.7

@@ -7,8 +7,9 @@ import pytest
 from tiny_model import FEW, GRID, SCHEDULE, SHAPE, TWO, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
-from dime_jax import attacks, draws, scoring
+from dime_jax import attacks, scoring
 from dime_jax.attacks import dime, registry
+from dime_jax.core import draws
 from dime_jax.scoring import placement, planning, programs, score_table
 
 

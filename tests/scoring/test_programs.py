@@ -9,8 +9,9 @@ import pytest
 from tiny_model import GRID, SCHEDULE, SHAPE, floats, network, quiet, source
 
 import dime_jax as dj
-from dime_jax import attacks, draws, scoring
+from dime_jax import attacks, scoring
 from dime_jax.attacks.base import Answer, Call, norm, query, start_from
+from dime_jax.core import draws
 from dime_jax.scoring import planning, programs
 
 KEY, IDS = jax.random.key(3), draws.id_numbers(["a", "b", "c"])

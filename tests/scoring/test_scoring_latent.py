@@ -12,7 +12,8 @@ import pytest
 from tiny_model import quiet
 
 import dime_jax as dj
-from dime_jax import attacks, draws, scoring
+from dime_jax import attacks, scoring
+from dime_jax.core import draws
 from dime_jax.scoring import planning
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "latent" / "stable_diffusion"

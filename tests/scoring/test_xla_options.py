@@ -4,7 +4,8 @@ import jax
 import pytest
 from tiny_model import TWO, network, quiet, source
 
-from dime_jax import scoring, xla_options
+from dime_jax import scoring
+from dime_jax.core import xla_options
 from dime_jax.scoring import programs
 
 UNKNOWN = {"xla_cpu_no_such_option": ""}

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
-from dime_jax.draws import Draws, id_numbers
-from dime_jax.schedule import NoiseSchedule
+from dime_jax.core.draws import Draws, id_numbers
+from dime_jax.core.schedule import NoiseSchedule
 
 if TYPE_CHECKING:
     from dime_jax import data

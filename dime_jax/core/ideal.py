@@ -33,8 +33,8 @@ from jax.typing import ArrayLike
 from dime_jax._util import validate
 from dime_jax._util.distributed import replicated, split_rows
 from dime_jax._util.typing import PyTree
-from dime_jax.denoiser import PRECISION, ApplyFn, Denoiser
-from dime_jax.schedule import NoiseSchedule, per_image
+from dime_jax.core.denoiser import PRECISION, ApplyFn, Denoiser
+from dime_jax.core.schedule import NoiseSchedule, per_image
 
 QUERY_CHUNK = 256  # queries evaluated at a time, and
 CHUNK_ENTRIES = 2**24  # at most so many (query, point) pairs, but never fewer than
