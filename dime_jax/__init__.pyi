@@ -1,4 +1,4 @@
-from . import attacks, calibration, data, evidence, metrics
+from . import attacks, calibration, data, evidence
 from .attacks import (
     Attack,
     DimeStats,
@@ -21,6 +21,7 @@ from .core.denoiser import Denoiser
 from .core.ideal import ErrorDecomposition, IdealDenoiser
 from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 from .denoiser_check import DenoiserCheck, check_denoiser
+from .evidence import metrics
 from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .remote import RemoteDenoiser, RemoteOptions
 

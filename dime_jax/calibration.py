@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import metrics
 from dime_jax._util import validate
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, at_angle, weighted
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.evidence import metrics
 
 _ROUNDING = 1e-9  # of the cosine of 3π/2
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dime_jax.attacks import Setting
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evidence import NOT_CHECKED, Direction
-from dime_jax.metrics import Estimate
+from dime_jax.evidence.metrics import Estimate
 
 SCHEMA_VERSION = 1
 

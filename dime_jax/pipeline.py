@@ -34,7 +34,7 @@ from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Split
 from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
-from dime_jax.metrics import Groups
+from dime_jax.evidence.metrics import Groups
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable

@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dime_jax import metrics
 from dime_jax._util.typing import JsonObject
 from dime_jax.core import draws
-from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound
+from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound, metrics
 from dime_jax.scoring import score_table
 from dime_jax.training.dp import PRIVACY_FILE
 from dime_jax.training.records import read_records

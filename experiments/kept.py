@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dime_jax._util import files, records
-from dime_jax.metrics import Estimate
+from dime_jax.evidence.metrics import Estimate
 from dime_jax.report import figures
 from experiments import markdown, model_figures, progress, synthetic, tables, timesteps
 from experiments.attack import CONFIG_FILE

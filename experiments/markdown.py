@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 
 
 def percent(estimate: metrics.Estimate, sign: str = "") -> str:

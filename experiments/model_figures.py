@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import dime_jax as dj
-from dime_jax import data, metrics
+from dime_jax import data
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
+from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from experiments.runs import Scores
 from experiments.study import Study

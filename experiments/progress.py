@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from dime_jax.training.loop import SNAPSHOTS
 from dime_jax.training.records import read_records

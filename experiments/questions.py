@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from dime_jax import metrics
 from dime_jax.attacks import bands
+from dime_jax.evidence import metrics
 from dime_jax.findings.frozen import best_calibrated
 from dime_jax.scoring import planning
 from experiments import cross_fit, markdown

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dime_jax import metrics
 from dime_jax.attacks import get_attack
+from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from dime_jax.scoring import planning
 from experiments import cross_fit

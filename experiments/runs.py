@@ -18,9 +18,9 @@ from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
 from dime_jax.data import Halves, Split
 from dime_jax.evaluation import ResultRow
+from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.frozen import without_crowding
 from dime_jax.findings.results import StudyFindings
-from dime_jax.metrics import Estimate
 from dime_jax.scoring import planning, score_table
 from experiments import images_alone, seeds
 from experiments.attack import CONFIG_FILE, SOURCES

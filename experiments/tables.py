@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 from experiments import headings, images_alone, markdown, paper_values, questions
 from experiments.launch import run_app
 from experiments.runs import Row, Run, RunSet, group_runs, read_run

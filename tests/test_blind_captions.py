@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dime_jax import evidence, metrics
-from dime_jax.evidence import blind
+from dime_jax import evidence
+from dime_jax.evidence import blind, metrics
 
 WORDS = [a + b + c for a in "bcdfghklmnprst" for b in "aeiou" for c in ("n", "r", "st", "ly", "mo", "ck", "sh", "x")]
 ZIPF = 1 / np.arange(1, len(WORDS) + 1)

@@ -8,8 +8,8 @@ import pytest
 from scipy import ndimage, special, stats
 from sklearn import datasets
 
-from dime_jax import evidence, metrics
-from dime_jax.evidence import _resampling, sets
+from dime_jax import evidence
+from dime_jax.evidence import _resampling, metrics, sets
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dime_jax import evidence, metrics
+from dime_jax import evidence
+from dime_jax.evidence import metrics
 
 
 def correlated(rng, groups, size, correlation, shift):

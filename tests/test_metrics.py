@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 
 # Few distinct values, so that ties within and between the classes are common.
 tied_scores = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=12)

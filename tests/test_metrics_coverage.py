@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 
 REPETITIONS = 2000
 # Two standard errors of a simulated 95 % coverage.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dime_jax import metrics
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.evidence import metrics
 
 
 class TermPair(NamedTuple):

@@ -16,9 +16,8 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dime_jax import metrics
 from dime_jax._util import validate
-from dime_jax.evidence import _checks
+from dime_jax.evidence import _checks, metrics
 
 # Pixels handled at once (float32 work arrays of 16 MB), so that memory does not grow with the number of images.
 _PIXELS_AT_ONCE = 2**22

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from dime_jax import metrics
 from dime_jax._util import validate
-from dime_jax.evidence import _checks
+from dime_jax.evidence import _checks, metrics
 
 # p-values are ratios of integers and levels round numbers: p m / k and level often tie, and rounding must not decide.
 _ROUNDING = 1e-9

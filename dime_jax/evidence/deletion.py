@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dime_jax import metrics
 from dime_jax._util import validate
-from dime_jax.evidence import _checks, candidates
+from dime_jax.evidence import _checks, candidates, metrics
 from dime_jax.evidence._resampling import portions
 from dime_jax.evidence.sets import RESAMPLES, SetTest, group_means, group_weights, set_test, shares_below
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy.typing as npt
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 
 # The chance that a witness takes one side on sets that it cannot tell apart, over all timesteps and halves together.
 ERROR_RATE = 0.01

@@ -8,7 +8,7 @@ from scipy import special
 
 from dime_jax._util import validate
 from dime_jax.evidence import _checks
-from dime_jax.metrics import Groups
+from dime_jax.evidence.metrics import Groups
 
 # False-positive rates at which thresholds are tried. Few, since each costs confidence; low, since that is where epsilon
 # shows, with 20 % for weak attacks.

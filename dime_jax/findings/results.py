@@ -12,6 +12,7 @@ from dime_jax.data import DuplicateReport
 from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
+from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.facts import (
     BeforeAfter,
     CompareFacts,
@@ -21,7 +22,6 @@ from dime_jax.findings.facts import (
     ModelFacts,
     Settings,
 )
-from dime_jax.metrics import Estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dime_jax import evidence, metrics, pipeline
+from dime_jax import evidence, pipeline
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.calibration import Calibration
+from dime_jax.evidence import metrics
 from dime_jax.findings.frozen import best_calibrated
 from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow

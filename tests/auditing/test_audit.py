@@ -12,8 +12,9 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, cli, metrics, pipeline, scoring
+from dime_jax import auditing, cli, pipeline, scoring
 from dime_jax._util import records
+from dime_jax.evidence import metrics
 from dime_jax.findings import finding, gate, json_files, wording
 from dime_jax.findings.facts import Settings
 from dime_jax.report import html

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 import dime_jax as dj
-from dime_jax import attacks, metrics, training
+from dime_jax import attacks, training
 from dime_jax._util.distributed import data_mesh
 from dime_jax.core import draws
-from dime_jax.evidence import dp_tpr_bound
-from dime_jax.metrics import Estimate
+from dime_jax.evidence import dp_tpr_bound, metrics
+from dime_jax.evidence.metrics import Estimate
 from dime_jax.scoring import score_table
 from experiments import dp_defense, dp_table, runs, tables
 from experiments.configs import dp_celeba, dp_digits

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dime_jax._util import records
-from dime_jax.metrics import Estimate
+from dime_jax.evidence.metrics import Estimate
 from experiments import kept, synthetic
 from experiments.synthetic import Curve, Panel
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from small_runs import make_run, pretend
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 from dime_jax.scoring import planning, score_table
 from experiments import cross_fit, headings, kept, questions, runs
 from experiments.questions import Difference

@@ -5,7 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from dime_jax import calibration, metrics, pipeline, thrift
+from dime_jax import calibration, pipeline, thrift
+from dime_jax.evidence import metrics
 from experiments import thrift_study
 
 RUN = pathlib.Path(__file__).parents[2] / "docs" / "results" / "digits" / "seed_0"

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import data, metrics, models, training
+from dime_jax import data, models, training
 from dime_jax._util import records as _records
+from dime_jax.evidence import metrics
 from dime_jax.training.records import read_records
 from experiments import attack, launch, progress, questions, runs, train
 from experiments.configs import cifar10, digits

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dime_jax import metrics
+from dime_jax.evidence import metrics
 from dime_jax.report import figures
 
 
