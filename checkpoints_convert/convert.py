@@ -14,8 +14,9 @@ from checkpoints_convert.mapping import Dialect, Entry, StateDict
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from checkpoints_convert.unsupported import is_latent_folder, refuse_unsupported
 from checkpoints_convert.weights_file import ChosenWeights, about
-from dime_jax import checkpoints, models
+from dime_jax import models
 from dime_jax._util.typing import PyTree
+from dime_jax.loading import checkpoints
 from dime_jax.models import LatentModelSpec
 
 CONVERTER_VERSION = 2

@@ -24,7 +24,7 @@ from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from checkpoints_convert.part_files import DIFFUSERS_FILES, TRANSFORMERS_FILES
 from checkpoints_convert.unsupported import is_part, refuse_other_pipelines
 from checkpoints_convert.weights_file import about
-from dime_jax import latent_checkpoints
+from dime_jax.loading import latent_checkpoints
 from dime_jax.models import ScheduleSpec
 from dime_jax.models.latent import count_values, network_shapes
 from dime_jax.models.latent_spec import ClipTextSpec, DitSpec, LatentModelSpec, NetworkSpec
@@ -364,7 +364,7 @@ def dit_spec(state: StateDict, num_heads: int | None = None) -> DitSpec:
 
 
 def convert_pipeline(pipeline: LatentPipeline, output: str | os.PathLike[str]) -> Path:
-    """Write a latent model to a model directory (see `dime_jax.latent_checkpoints`), completely or not at all."""
+    """Write a latent model to a model directory (see `dime_jax.loading.latent_checkpoints`), completely or not at all."""
     output = Path(output)
     if output.exists() or output.is_symlink():
         raise ValueError(f"output {output} exists already; nothing was written")

@@ -22,7 +22,7 @@ from .core.ideal import ErrorDecomposition, IdealDenoiser
 from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 from .denoiser_check import DenoiserCheck, check_denoiser
 from .evidence import metrics
-from .opening import ConversionOptions, OpenedModel, load_denoiser, open_model
+from .loading.opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .remote import RemoteDenoiser, RemoteOptions
 
 __version__: str

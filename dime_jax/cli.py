@@ -247,7 +247,7 @@ def _console() -> "rich.console.Console":
 
 
 def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
-    from dime_jax.opening import open_model
+    from dime_jax.loading.opening import open_model
 
     model = open_model(args.model, cache, conversion_options(args), remote=remote_options(args))
     print(model.describe(), file=sys.stderr)

@@ -11,7 +11,7 @@ import pytest
 
 import dime_jax as dj
 from checkpoints_convert.convert import convert
-from dime_jax import checkpoints
+from dime_jax.loading import checkpoints
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = dict(np.load(GOLDEN / "attack_statistics_expected.npz"))

@@ -13,10 +13,11 @@ import dime_jax as dj
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import open_pipeline
-from dime_jax import cli, data, opening
+from dime_jax import cli, data
 from dime_jax.core import draws
 from dime_jax.core.denoiser import TEXT_CONDITIONS
-from dime_jax.latent_denoiser import LatentDenoiser, describe_memory
+from dime_jax.loading import opening
+from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory
 from dime_jax.models import latent
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "latent"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import checkpoints, data
+from dime_jax import data
 from dime_jax._util import csv as _csv
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
 from dime_jax.core.denoiser import Denoiser
@@ -28,6 +28,7 @@ from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
 from dime_jax.data.groups import ALONE, connect
 from dime_jax.data.sources import why_no_captions
 from dime_jax.findings.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
+from dime_jax.loading import checkpoints
 from dime_jax.remote.options import SERVED
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05

@@ -30,7 +30,7 @@ from dime_jax.findings.arrays import AuditArrays
 from dime_jax.findings.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
 from dime_jax.findings.record import Record, candidates_directory, read_reference, variations_directory
 from dime_jax.findings.results import AuditFindings, DeletionFindings
-from dime_jax.opening import OpenedModel, open_model
+from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.report import html
 
 

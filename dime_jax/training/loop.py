@@ -21,10 +21,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dime_jax import checkpoints, data, models
+from dime_jax import data, models
 from dime_jax._util import files, validate
 from dime_jax._util.distributed import data_mesh, on_first_process, replicated
 from dime_jax._util.typing import JsonObject
+from dime_jax.loading import checkpoints
 from dime_jax.training import inputs
 from dime_jax.training.keys import update_keys
 from dime_jax.training.method import Method, shuffled_method

@@ -12,8 +12,9 @@ import pytest
 from memoriser import SCHEDULE, SHAPE, config, floats, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import attacks, auditing, cli, opening
+from dime_jax import attacks, auditing, cli
 from dime_jax.attacks import modules, registry
+from dime_jax.loading import opening
 from dime_jax.report import html
 
 GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "add_attack.md").read_text(encoding="utf-8")

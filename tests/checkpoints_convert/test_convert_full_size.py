@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints_convert import guided, mapping, secmi
 from checkpoints_convert.torch_writer import Streamed, write_zip
-from dime_jax import checkpoints
+from dime_jax.loading import checkpoints
 from dime_jax.models import DdpmUnetSpec
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from checkpoints_convert import lora
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.pipeline_folder import convert_pipeline, lora_fingerprint, open_pipeline
 from checkpoints_convert.torch_writer import write_zip
-from dime_jax import latent_checkpoints
+from dime_jax.loading import latent_checkpoints
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 PIPELINE = open_pipeline(GOLDEN / "stable_diffusion")

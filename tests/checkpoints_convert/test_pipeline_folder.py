@@ -13,7 +13,7 @@ from checkpoints_convert import latent_names, mapping, part_files, weights_file
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import convert_pipeline, dit_spec, is_pipeline_folder, open_pipeline
 from checkpoints_convert.torch_writer import write_zip
-from dime_jax import latent_checkpoints
+from dime_jax.loading import latent_checkpoints
 from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from dime_jax import checkpoints, models
+from dime_jax import models
+from dime_jax.loading import checkpoints
 from dime_jax.models import DdpmUnetSpec, ModelSpec, ScheduleSpec
 
 SPEC = ModelSpec(

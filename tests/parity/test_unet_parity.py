@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.convert import convert
-from dime_jax import checkpoints
+from dime_jax.loading import checkpoints
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -11,8 +11,9 @@ import pytest
 import tiny
 from scipy import optimize, stats
 
-from dime_jax import checkpoints, models, training
+from dime_jax import models, training
 from dime_jax._util.distributed import data_mesh
+from dime_jax.loading import checkpoints
 from dime_jax.training import dp, inputs
 from dime_jax.training.keys import as_key, update_keys
 from dime_jax.training.method import adam, mean_gradient

@@ -16,7 +16,8 @@ import pytest
 import tiny
 
 import dime_jax as dj
-from dime_jax import checkpoints, data, training
+from dime_jax import data, training
+from dime_jax.loading import checkpoints
 
 SPEC = tiny.spec(dropout=0.1)
 SCRIPT = pathlib.Path(__file__).with_name("killed_training.py")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import checkpoints, data, scoring, training
+from dime_jax import data, scoring, training
 from dime_jax.evidence import Verdict
+from dime_jax.loading import checkpoints
 from experiments import train
 from experiments.configs import digits
 

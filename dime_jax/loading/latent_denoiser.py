@@ -21,7 +21,7 @@ from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
-from dime_jax.latent_checkpoints import LatentModel
+from dime_jax.loading.latent_checkpoints import LatentModel
 from dime_jax.models import latent
 from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
 from dime_jax.models.latent_spec import ClipTextSpec, LatentModelSpec

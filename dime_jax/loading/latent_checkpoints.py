@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dime_jax import checkpoints
+from dime_jax.loading import checkpoints
 from dime_jax.models.latent import count_values, latent_model_shapes
 from dime_jax.models.latent_spec import LatentModelSpec
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
-from dime_jax import checkpoints, latent_checkpoints
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
+from dime_jax.loading import checkpoints, latent_checkpoints
+from dime_jax.loading.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
 from dime_jax.models import LatentModelSpec
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions, is_address
 
