@@ -20,8 +20,8 @@ from .auditing import AuditConfig, AuditResult, audit, compare
 from .core.denoiser import Denoiser
 from .core.ideal import ErrorDecomposition, IdealDenoiser
 from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
-from .denoiser_check import DenoiserCheck, check_denoiser
 from .evidence import metrics
+from .guards.wiring import DenoiserCheck, check_denoiser
 from .loading.opening import ConversionOptions, OpenedModel, load_denoiser, open_model
 from .remote import RemoteDenoiser, RemoteOptions
 

@@ -96,10 +96,11 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, model_check, pipeline, recognition, scoring
+    from dime_jax import data, pipeline, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.auditing.images import with_captions
     from dime_jax.core.denoiser import TEXT_CONDITIONS
+    from dime_jax.guards import identity, model_check
     from dime_jax.scoring import planning
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
@@ -136,7 +137,7 @@ def _score(args: argparse.Namespace) -> int:
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
         print(f"warning: {check.summary}", file=sys.stderr)
-    options = recognition.guarded(run, denoiser, options)
+    options = identity.guarded(run, denoiser, options)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     saved = pipeline.read_thrift(run) if args.half == "calibration" else None
@@ -183,7 +184,7 @@ def _check_model(args: argparse.Namespace) -> int:
     import numpy as np
 
     from dime_jax import data
-    from dime_jax.models.check import check_model
+    from dime_jax.guards.samples import check_model
 
     denoiser = _open_model(args, args.output)
     source = data.open_source(args.images)

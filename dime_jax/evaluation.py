@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from dime_jax.attacks import Setting
-from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evidence import NOT_CHECKED, Direction
 from dime_jax.evidence.metrics import Estimate
+from dime_jax.guards.wiring import DenoiserCheck
 
 SCHEMA_VERSION = 1
 

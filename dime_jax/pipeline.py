@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import calibration, data, evidence, model_check, scoring, thrift
+from dime_jax import calibration, data, evidence, scoring, thrift
 from dime_jax._util import digests, files, records, validate
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Absent
@@ -35,6 +35,7 @@ from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Split
 from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
 from dime_jax.evidence.metrics import Groups
+from dime_jax.guards import model_check
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable

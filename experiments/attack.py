@@ -18,7 +18,7 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 from checkpoints_convert.options import ConversionOptions
-from dime_jax import data, model_check, pipeline, scoring, training
+from dime_jax import data, pipeline, scoring, training
 from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import JsonObject
@@ -29,6 +29,7 @@ from dime_jax.core.ideal import IdealDenoiser
 from dime_jax.core.schedule import linear_schedule
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
+from dime_jax.guards import model_check
 from dime_jax.loading import checkpoints, opening
 from dime_jax.report import tables
 from dime_jax.scoring import planning

@@ -11,7 +11,7 @@ import hypothesis
 import jax
 import pytest
 
-from dime_jax import model_check
+from dime_jax.guards import model_check
 from dime_jax.report import figures
 from dime_jax.scoring import micro_batch
 from dime_jax.training import loop

@@ -10,10 +10,11 @@ import pytest
 
 import dime_jax as dj
 from checkpoints_convert.convert import convert
-from dime_jax import data, model_check, scoring
+from dime_jax import data, scoring
 from dime_jax._util.records import parse
 from dime_jax.core import draws
-from dime_jax.denoiser_check import DenoiserCheck, Mistake, check_denoiser, usual_schedules
+from dime_jax.guards import model_check
+from dime_jax.guards.wiring import DenoiserCheck, Mistake, check_denoiser, usual_schedules
 from dime_jax.loading.checkpoints import load_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dime_jax import recognition
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
@@ -30,6 +29,7 @@ from dime_jax.findings import json_files
 from dime_jax.findings.arrays import CompareArrays
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
 from dime_jax.findings.facts import BeforeAfter, CompareFacts, ImageCounts
+from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
 from dime_jax.remote.transport import parse_url
@@ -89,7 +89,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
 
 def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Iterator[str]:
     for name, model in zip(MODELS, models):
-        for line in recognition.noise_warnings(config.directory, model.denoiser.fingerprint):
+        for line in identity.noise_warnings(config.directory, model.denoiser.fingerprint):
             yield f"{name}: {line}"
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import model_check, pipeline, recognition, scoring
+from dime_jax import pipeline, scoring
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -30,6 +30,7 @@ from dime_jax.findings.arrays import AuditArrays
 from dime_jax.findings.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
 from dime_jax.findings.record import Record, candidates_directory, read_reference, variations_directory
 from dime_jax.findings.results import AuditFindings, DeletionFindings
+from dime_jax.guards import identity, model_check
 from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.report import html
 
@@ -115,7 +116,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
             *images.warnings,
             *blind.warnings,
             *captions.warnings,
-            *recognition.noise_warnings(config.directory, model.denoiser.fingerprint),
+            *identity.noise_warnings(config.directory, model.denoiser.fingerprint),
         ),
         blind_auc=blind.auc,
         caption_auc=captions.auc,
@@ -146,7 +147,7 @@ def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) ->
     )
     if not found.passed:
         say(config, f"warning: {found.summary}")
-    options = recognition.guarded(config.directory, denoiser, config.options)
+    options = identity.guarded(config.directory, denoiser, config.options)
     return dataclasses.replace(config, options=options)
 
 

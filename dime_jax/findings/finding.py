@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, model_check, pipeline
+from dime_jax import evidence, pipeline
 from dime_jax._util import digests
 from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
@@ -26,6 +26,7 @@ from dime_jax.findings.known_images import (
 )
 from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
+from dime_jax.guards import model_check
 
 _NO_HEADLINE_YET = Headline("", "", "", ())
 

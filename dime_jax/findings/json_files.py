@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dime_jax import model_check, pipeline
+from dime_jax import pipeline
 from dime_jax._util import digests
 from dime_jax._util import files as _files
 from dime_jax._util.csv import write_csv
@@ -21,6 +21,7 @@ from dime_jax.findings.arrays import AuditArrays, CompareArrays, npz_bytes
 from dime_jax.findings.facts import AuditFacts, CompareFacts
 from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
+from dime_jax.guards import model_check
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dime_jax._util.records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.data import DuplicateReport
-from dime_jax.denoiser_check import DenoiserCheck
 from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
 from dime_jax.evidence.metrics import Estimate
@@ -22,6 +21,7 @@ from dime_jax.findings.facts import (
     ModelFacts,
     Settings,
 )
+from dime_jax.guards.wiring import DenoiserCheck
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dime_jax._util import files
 from dime_jax._util.progress import Progress
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.models import check
+from dime_jax.guards import samples
 from dime_jax.report import figures
 
 METRICS = "metrics.jsonl"
@@ -109,6 +109,6 @@ def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: PyTree, 
     )
     condition = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
     start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))
-    sheet = check.sample_sheet(check.ddim_sample(denoiser, start, DDIM_STEPS, condition))
+    sheet = samples.sample_sheet(samples.ddim_sample(denoiser, start, DDIM_STEPS, condition))
     scale = max(1, SHEET_PIXELS // max(sheet.size))  # whole pixels, so that small images stay sharp
     sheet.resize((scale * sheet.width, scale * sheet.height), Image.Resampling.NEAREST).save(path)

@@ -15,8 +15,9 @@ import sys
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import auditing, cli, model_check, scoring
+from dime_jax import auditing, cli, scoring
 from dime_jax._util import digests
+from dime_jax.guards import model_check
 from dime_jax.loading import opening
 from dime_jax.report import html
 

@@ -14,9 +14,9 @@ import pytest
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
-from dime_jax import model_check
 from dime_jax._util import distributed
 from dime_jax._util.records import plain
+from dime_jax.guards import model_check
 from dime_jax.loading import checkpoints
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, images_alone, runs, study, tables

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import dime_jax as dj
-from dime_jax.models import check
+from dime_jax.guards import samples as check
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import pytest
 from faulty_server import SHAPE, FaultyServer, metadata, tanh_model
 
 import dime_jax as dj
-from dime_jax import recognition, scoring
+from dime_jax import scoring
+from dime_jax.guards import identity
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, queries_made, spent_per_image
 
@@ -19,7 +20,7 @@ def function(eps=tanh_model, name="mine", shape=SHAPE, **others):
 def recognise(directory, model, **options):
     """As a run does that begins or goes on."""
     options = scoring.ScoringOptions(**{"silent": True, "retry": RETRY, **options})
-    if (ask := recognition.guarded(directory, model, options).before_asking) is not None:
+    if (ask := identity.guarded(directory, model, options).before_asking) is not None:
         ask()
 
 
@@ -27,10 +28,10 @@ def test_the_same_function_is_asked_twice_and_then_once(tmp_path):
     for made in (2, 3, 4):
         model = function()
         recognise(tmp_path, model)
-        assert queries_made(tmp_path) == recognition.queries(tmp_path, "function:mine") == made
+        assert queries_made(tmp_path) == identity.queries(tmp_path, "function:mine") == made
         assert model.queries.count == (2 if made == 2 else 1)
     assert not spent_per_image(tmp_path, 5).any()  # it is about none of the images
-    assert recognition.noise_warnings(tmp_path, "function:mine") == []
+    assert identity.noise_warnings(tmp_path, "function:mine") == []
 
 
 def test_a_function_that_was_recognised_is_not_asked_again_by_the_same_process(tmp_path):
@@ -47,7 +48,7 @@ def test_damage_is_found_before_the_model_is_asked(tmp_path):
     jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
 
     def score(model):
-        options = recognition.guarded(tmp_path, model, scoring.ScoringOptions(silent=True, micro_batch=8))
+        options = identity.guarded(tmp_path, model, scoring.ScoringOptions(silent=True, micro_batch=8))
         return scoring.score(model, source, jobs, tmp_path / "table", options=options)
 
     table, other = score(function()), function(lambda x, t: np.asarray(x))
@@ -94,7 +95,7 @@ def test_conditional_functions_and_large_images(tmp_path):
     with pytest.raises(ValueError, match="another model"):
         recognise(tmp_path, function(lambda x, t, label: np.asarray(x) + np.float32(1), num_classes=3))
     recognise(tmp_path / "large", function(lambda x, t: np.asarray(x), shape=(128, 128, 3)))
-    assert (tmp_path / "large" / recognition.FILE).stat().st_size < 120_000
+    assert (tmp_path / "large" / identity.FILE).stat().st_size < 120_000
 
 
 def test_networks_have_fingerprints_and_are_not_asked(tmp_path):
@@ -168,7 +169,7 @@ def test_a_used_up_budget_and_an_older_run_go_on_with_a_warning(tmp_path, capsys
 
 def test_damage_is_named(tmp_path):
     recognise(tmp_path, function())
-    path = tmp_path / recognition.FILE
+    path = tmp_path / identity.FILE
     path.write_bytes(path.read_bytes().replace(b'"noise": 0.0', b'"noise": 9.0'))
-    with pytest.raises(ValueError, match=f"{recognition.FILE} is damaged"):
+    with pytest.raises(ValueError, match=f"{identity.FILE} is damaged"):
         recognise(tmp_path, function())

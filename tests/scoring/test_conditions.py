@@ -10,10 +10,11 @@ import pytest
 from tiny_model import FEW, SCHEDULE, floats, function, network, quiet, source, unconditional
 
 import dime_jax as dj
-from dime_jax import attacks, denoiser_check, model_check, scoring
+from dime_jax import attacks, scoring
 from dime_jax.attacks import base, calls
 from dime_jax.core import draws
 from dime_jax.core.denoiser import Denoiser
+from dime_jax.guards import model_check, wiring
 from dime_jax.scoring import planning
 
 FACTOR = 0.7
@@ -151,8 +152,8 @@ def test_the_check_of_a_latent_model_is_that_of_its_network_on_encoded_images():
     train = np.asarray(pooled(None, jnp.asarray(big_images(40)), None))
     ideal = dj.IdealDenoiser(train, SCHEDULE)
     model = Denoiser(ideal.apply, ideal.params, SCHEDULE, PIXELS, shape=(4, 4, 1), encode=pooled)
-    got = denoiser_check.check_denoiser(model, big_images(56)[40:])
-    want = denoiser_check.check_denoiser(ideal, pooled(None, jnp.asarray(big_images(56)[40:]), None))
+    got = wiring.check_denoiser(model, big_images(56)[40:])
+    want = wiring.check_denoiser(ideal, pooled(None, jnp.asarray(big_images(56)[40:]), None))
     np.testing.assert_allclose(got.errors, want.errors, rtol=1e-5)
     assert got.passed
     assert not any("picture" in tried or "[0, 1]" in tried for tried in got.tried)

@@ -13,7 +13,7 @@ from PIL import Image
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.denoiser_check import DenoiserCheck, check_denoiser
+from dime_jax.guards.wiring import DenoiserCheck, check_denoiser
 
 
 class ModelCheck(NamedTuple):

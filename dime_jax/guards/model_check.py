@@ -15,13 +15,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import data, recognition, scoring
+from dime_jax import data, scoring
 from dime_jax._util import digests, files
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import OWN, Denoiser
-from dime_jax.denoiser_check import IMAGES, DenoiserCheck, check_denoiser
+from dime_jax.guards import identity
+from dime_jax.guards.wiring import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
 
 FILE = "model_check.json"
@@ -87,7 +88,7 @@ def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | Non
     Its queries are those of the check, and those that it took to recognise the model (`recognition`).
     """
     found = _entries(directory).get(fingerprint, _Entry()).outcome
-    recognised = recognition.queries(directory, fingerprint)
+    recognised = identity.queries(directory, fingerprint)
     return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
 
 
