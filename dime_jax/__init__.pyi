@@ -1,4 +1,4 @@
-from . import attacks, calibration, data, evidence
+from . import attacks, data, evidence
 from .attacks import (
     Attack,
     DimeStats,
@@ -23,6 +23,7 @@ from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, sche
 from .evidence import metrics
 from .guards.wiring import DenoiserCheck, check_denoiser
 from .loading.opening import ConversionOptions, OpenedModel, load_denoiser, open_model
+from .protocol import calibration
 from .remote import RemoteDenoiser, RemoteOptions
 
 __version__: str

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from dime_jax.auditing import AuditConfig, AuditResult
     from dime_jax.core.denoiser import Denoiser
-    from dime_jax.evaluation import Evaluation
     from dime_jax.findings.results import DeletionFindings
+    from dime_jax.protocol.evaluation import Evaluation
     from dime_jax.scoring import ScoringOptions
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -96,11 +96,12 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, pipeline, scoring
+    from dime_jax import data, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.auditing.images import with_captions
     from dime_jax.core.denoiser import TEXT_CONDITIONS
     from dime_jax.guards import identity, model_check
+    from dime_jax.protocol import pipeline
     from dime_jax.scoring import planning
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
@@ -147,7 +148,7 @@ def _score(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from dime_jax import pipeline
+    from dime_jax.protocol import pipeline
 
     _load_attack_module(args)
     for frozen in pipeline.calibrate_run(args.run):
@@ -156,8 +157,8 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from dime_jax import pipeline
     from dime_jax.findings import wording
+    from dime_jax.protocol import pipeline
     from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
@@ -213,7 +214,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _show(result: "AuditResult", args: argparse.Namespace) -> int:
     """Print what an audit or a comparison found."""
-    from dime_jax.evaluation import Evaluation
+    from dime_jax.protocol.evaluation import Evaluation
     from dime_jax.report import tables
 
     found = result.findings

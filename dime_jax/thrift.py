@@ -18,9 +18,9 @@ import numpy as np
 from dime_jax.attacks import Setting
 from dime_jax.attacks.base import Call, calls_below, grow_trees
 from dime_jax.attacks.rules import TermPair
-from dime_jax.calibration import calibrate
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Split
+from dime_jax.protocol.calibration import calibrate
 from dime_jax.scoring.planning import Job
 
 PILOT = 8  # one image in so many is in the pilot

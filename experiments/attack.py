@@ -3,7 +3,7 @@
     python -m experiments.attack --config=experiments/configs/cifar10.py:smoke --workdir=out/cifar10_smoke
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
-    WORKDIR/attack    the run (see `dime_jax.pipeline`); config.json, from which `experiments.tables` says how to repeat
+    WORKDIR/attack    the run (see `dime_jax.protocol.pipeline`); config.json, from which `experiments.tables` says how to repeat
                       it; images_alone.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
@@ -18,7 +18,7 @@ import rich.console
 from ml_collections.config_dict import ConfigDict
 
 from checkpoints_convert.options import ConversionOptions
-from dime_jax import data, pipeline, scoring, training
+from dime_jax import data, scoring, training
 from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import JsonObject
@@ -31,6 +31,7 @@ from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.loading import checkpoints, opening
+from dime_jax.protocol import pipeline
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget

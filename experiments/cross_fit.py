@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import calibration
 from dime_jax.evidence import metrics
+from dime_jax.protocol import calibration
 from dime_jax.scoring import planning, score_table
 from experiments.runs import CalibrationHalf
 

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from dime_jax import pipeline
+from dime_jax.protocol import pipeline
 from experiments import paper_values
 from experiments.runs import Row, Run
 

@@ -16,15 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
-from dime_jax import data, pipeline
+from dime_jax import data
 from dime_jax._util import files, records
 from dime_jax.auditing import pictures
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import json_files, wording
-from dime_jax.findings.arrays import BlindScores
-from dime_jax.findings.frozen import best_calibrated
 from dime_jax.findings.known_images import beside
 from dime_jax.findings.results import StudyFindings
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.arrays import BlindScores
+from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import score_table
 
 FILE = "images_alone.json"

@@ -29,12 +29,12 @@ from checkpoints_convert import latent_names, mapping
 from dime_jax import data
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
-from dime_jax.evaluation import Evaluation
 from dime_jax.loading import checkpoints
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
 from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
 from dime_jax.models.latent_spec import NetworkSpec
+from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.report import tables
 from dime_jax.training.records import Log
 from experiments import attack

@@ -23,7 +23,7 @@ from scipy import stats
 
 from dime_jax.attacks import bands
 from dime_jax.evidence import metrics
-from dime_jax.findings.frozen import best_calibrated
+from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import planning
 from experiments import cross_fit, markdown
 from experiments.runs import Row, Run, RunSet

@@ -11,16 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax import pipeline
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.calibration import Calibration
 from dime_jax.data import Halves, Split
-from dime_jax.evaluation import ResultRow
 from dime_jax.evidence.metrics import Estimate
-from dime_jax.findings.frozen import without_crowding
 from dime_jax.findings.results import StudyFindings
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.evaluation import ResultRow
+from dime_jax.protocol.frozen import without_crowding
 from dime_jax.scoring import planning, score_table
 from experiments import images_alone, seeds
 from experiments.attack import CONFIG_FILE, SOURCES

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
-from dime_jax import auditing, pipeline, scoring
+from dime_jax import auditing, scoring
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
 from dime_jax.loading.opening import open_model
+from dime_jax.protocol import pipeline
 from dime_jax.scoring import score_table
 from experiments import train
 from experiments.configs import digits

@@ -24,10 +24,10 @@ from ml_collections.config_dict import ConfigDict
 from scipy import stats
 
 import dime_jax as dj
-from dime_jax import calibration
 from dime_jax._util import validate
 from dime_jax.attacks import dime_norms, get_attack
 from dime_jax.core.draws import Draws
+from dime_jax.protocol import calibration
 from dime_jax.report import figures
 from experiments.launch import launch
 

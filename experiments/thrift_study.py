@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from dime_jax import pipeline, thrift
-from dime_jax.calibration import Calibration, calibrate
+from dime_jax import thrift
 from dime_jax.data import Split
 from dime_jax.evidence import metrics
-from dime_jax.findings.frozen import best_calibrated
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.calibration import Calibration, calibrate
+from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import planning, score_table
 from experiments.launch import run_app
 

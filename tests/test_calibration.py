@@ -6,8 +6,8 @@ import pytest
 from dime_jax import attacks
 from dime_jax.attacks import registry
 from dime_jax.attacks.rules import TermStats, Weights
-from dime_jax.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
 from dime_jax.evidence import metrics
+from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
 
 DIME = attacks.get_attack("dime")
 LOSS = attacks.get_attack("loss")

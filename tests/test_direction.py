@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dime_jax.attacks.rules import at_angle
-from dime_jax.calibration import Calibration
 from dime_jax.evidence import Judgement, WitnessScores, judge_direction
+from dime_jax.protocol.calibration import Calibration
 from dime_jax.scoring import planning
 
 

@@ -6,7 +6,7 @@ import pytest
 from dime_jax import evidence
 from dime_jax.evidence import KnownScores, fraction
 from dime_jax.evidence.fraction import _Fit, _Means
-from dime_jax.findings.record import best_of
+from dime_jax.protocol.record import best_of
 
 
 def scores(rng, members, others, separation):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from dime_jax import calibration, scoring
+from dime_jax import scoring
 from dime_jax.attacks.rules import TermPair
 from dime_jax.data import from_images
-from dime_jax.findings.frozen import best_calibrated
+from dime_jax.protocol import calibration
+from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import planning
 
 IMAGES, REPETITIONS = 320, 200

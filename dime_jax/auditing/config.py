@@ -13,7 +13,7 @@ from dime_jax.attacks import Setting, get_attack, load_attack_module
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.data import Source
 from dime_jax.data.captions import CHOICES
-from dime_jax.findings.facts import Settings
+from dime_jax.protocol.facts import Settings
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
 

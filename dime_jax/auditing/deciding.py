@@ -5,14 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import data, pipeline
+from dime_jax import data
 from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
-from dime_jax.calibration import Calibration
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.evidence import Direction
-from dime_jax.findings.frozen import best_calibrated, by_label
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning
 
 

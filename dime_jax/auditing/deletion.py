@@ -26,11 +26,11 @@ from dime_jax.auditing.stages import (
 )
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.findings import json_files
-from dime_jax.findings.arrays import CompareArrays
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
-from dime_jax.findings.facts import BeforeAfter, CompareFacts, ImageCounts
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
+from dime_jax.protocol.arrays import CompareArrays
+from dime_jax.protocol.facts import BeforeAfter, CompareFacts, ImageCounts
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
 from dime_jax.remote.transport import parse_url
 from dime_jax.report import html

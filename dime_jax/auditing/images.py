@@ -27,8 +27,8 @@ from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
 from dime_jax.data.groups import ALONE, connect
 from dime_jax.data.sources import why_no_captions
-from dime_jax.findings.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.loading import checkpoints
+from dime_jax.protocol.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.remote.options import SERVED
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05

@@ -9,8 +9,8 @@ from dime_jax import data, evidence
 from dime_jax.auditing.images import AuditImages
 from dime_jax.data import Halves, Split
 from dime_jax.evidence.metrics import Estimate
-from dime_jax.findings.arrays import BlindScores, KnownStatistics, PictureStatistics, Thumbnails
-from dime_jax.findings.record import Sides
+from dime_jax.protocol.arrays import BlindScores, KnownStatistics, PictureStatistics, Thumbnails
+from dime_jax.protocol.record import Sides
 
 THUMBNAIL_SIDE = 96
 SHOWN = 8  # images in each row of examples

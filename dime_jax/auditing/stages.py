@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import pipeline, scoring
+from dime_jax import scoring
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -26,12 +26,13 @@ from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Split
 from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.findings import finding, json_files
-from dime_jax.findings.arrays import AuditArrays
-from dime_jax.findings.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
-from dime_jax.findings.record import Record, candidates_directory, read_reference, variations_directory
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.guards import identity, model_check
 from dime_jax.loading.opening import OpenedModel, open_model
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
+from dime_jax.protocol.record import Record, candidates_directory, read_reference, variations_directory
 from dime_jax.report import html
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.evidence import ScoredPictures
-from dime_jax.findings.arrays import KnownStatistics, PictureStatistics
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import AdjustedFound, PowerAt
+from dime_jax.protocol.arrays import KnownStatistics, PictureStatistics
+from dime_jax.protocol.record import Record
 
 LEVELS = (0.05, 0.01)
 NO_MEMBERS = "without known members there is no calibration half to learn from what a picture explains"

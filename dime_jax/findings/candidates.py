@@ -10,9 +10,9 @@ from dime_jax.data.variations import ORIGINAL, VARIATIONS
 from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, SetTest, Verdict
 from dime_jax.findings import withholding
 from dime_jax.findings.adjusted import Adjusted, adjust
-from dime_jax.findings.facts import RunFacts
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Truth
+from dime_jax.protocol.facts import RunFacts
+from dime_jax.protocol.record import Record
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 SURELY = 0.01

@@ -16,18 +16,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, pipeline
+from dime_jax import evidence
 from dime_jax._util import digests
-from dime_jax.calibration import Calibration
 from dime_jax.evidence import DeletionCheck, Likeness
 from dime_jax.findings import withholding, wording
-from dime_jax.findings.arrays import CompareArrays
 from dime_jax.findings.candidates import copy_notes
-from dime_jax.findings.facts import BeforeAfter, CompareFacts
-from dime_jax.findings.frozen import by_label, frozen_attacks
 from dime_jax.findings.results import DecidedBy, DeletionFindings, DeletionRow, Headline, LikenessFound
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.arrays import CompareArrays
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.facts import BeforeAfter, CompareFacts
+from dime_jax.protocol.frozen import by_label, frozen_attacks
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import evidence, pipeline
+from dime_jax import evidence
 from dime_jax._util import digests
-from dime_jax.evaluation import Evaluation
 from dime_jax.evidence import EpsilonBound
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import find_candidates, find_fraction
@@ -24,9 +23,11 @@ from dime_jax.findings.known_images import (
     find_crowding,
     unanswered_warning,
 )
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
 from dime_jax.guards import model_check
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.evaluation import Evaluation
+from dime_jax.protocol.record import Record
 
 _NO_HEADLINE_YET = Headline("", "", "", ())
 

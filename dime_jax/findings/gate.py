@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dime_jax._util.records import Json, field_names, plain, plain_object
-from dime_jax.evaluation import AtThreshold, Evaluation, ResultRow
 from dime_jax.evidence import Judgement
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.findings.withholding import failures
 from dime_jax.findings.wording import deletion_failures
+from dime_jax.protocol.evaluation import AtThreshold, Evaluation, ResultRow
 
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*(?P<path>[\w@.-]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")

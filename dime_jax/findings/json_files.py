@@ -11,17 +11,17 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dime_jax import pipeline
 from dime_jax._util import digests
 from dime_jax._util import files as _files
 from dime_jax._util.csv import write_csv
 from dime_jax._util.records import Json, field_names, parse, plain_object
-from dime_jax.evaluation import SCHEMA_VERSION, Evaluation
-from dime_jax.findings.arrays import AuditArrays, CompareArrays, npz_bytes
-from dime_jax.findings.facts import AuditFacts, CompareFacts
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.arrays import AuditArrays, CompareArrays, npz_bytes
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation
+from dime_jax.protocol.facts import AuditFacts, CompareFacts
+from dime_jax.protocol.record import Record
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dime_jax._util.records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.data import DuplicateReport
-from dime_jax.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
 from dime_jax.evidence.metrics import Estimate
-from dime_jax.findings.facts import (
+from dime_jax.guards.wiring import DenoiserCheck
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
+from dime_jax.protocol.facts import (
     BeforeAfter,
     CompareFacts,
     DuplicateFacts,
@@ -21,7 +22,6 @@ from dime_jax.findings.facts import (
     ModelFacts,
     Settings,
 )
-from dime_jax.guards.wiring import DenoiserCheck
 
 
 @dataclasses.dataclass(frozen=True)

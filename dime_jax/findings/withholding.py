@@ -10,8 +10,8 @@ import numpy as np
 from dime_jax import evidence
 from dime_jax.data.batches import MAX_UNUSABLE_FRACTION
 from dime_jax.evidence import Direction, Judgement
-from dime_jax.findings.arrays import PictureStatistics
 from dime_jax.guards.wiring import DenoiserCheck
+from dime_jax.protocol.arrays import PictureStatistics
 
 NO_FINITE_ANSWER = "the model gave no finite answer"
 SWAPPED = "members and held-out images look swapped"

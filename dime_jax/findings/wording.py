@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from dime_jax.attacks import describe_attack
-from dime_jax.evaluation import Evaluation, ResultRow
 from dime_jax.evidence import DeletionVerdict, Direction, FractionUsed, Judgement
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import (
@@ -15,6 +14,7 @@ from dime_jax.findings.results import (
     LikenessFound,
 )
 from dime_jax.findings.withholding import failures
+from dime_jax.protocol.evaluation import Evaluation, ResultRow
 
 _SURELY = 0.01
 _TELLS_NOTHING = 0.9  # an interval of fractions so wide

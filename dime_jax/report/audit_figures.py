@@ -9,14 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dime_jax import evidence, pipeline
+from dime_jax import evidence
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.calibration import Calibration
 from dime_jax.evidence import metrics
-from dime_jax.findings.frozen import best_calibrated
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.frozen import best_calibrated
+from dime_jax.protocol.record import Record
 from dime_jax.report import figures
 
 INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"

@@ -26,8 +26,8 @@ from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.evidence import Verdict
 from dime_jax.findings import wording
 from dime_jax.findings.finding import Findings
-from dime_jax.findings.record import Record
 from dime_jax.findings.results import CandidateRow, DeletionFindings, DeletionRow
+from dime_jax.protocol.record import Record
 from dime_jax.report import audit_figures, figures
 
 SHOWN_ROWS = 500  # candidates that are shown at once; a button shows the others

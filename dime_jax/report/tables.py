@@ -6,9 +6,9 @@ import rich.console
 import rich.table
 
 from dime_jax.attacks import describe_attack
-from dime_jax.evaluation import Evaluation
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import Headline
+from dime_jax.protocol.evaluation import Evaluation
 
 
 def print_results(results: Evaluation, console: rich.console.Console | None = None) -> None:

@@ -6,12 +6,13 @@ import pytest
 import scipy.fft
 
 import dime_jax as dj
-from dime_jax import calibration, evidence
+from dime_jax import evidence
 from dime_jax.attacks import BUILT_IN, band_energies, bands, dime_bands
 from dime_jax.attacks.base import count_queries
 from dime_jax.attacks.rules import Discriminant, TermPair
 from dime_jax.core import draws
 from dime_jax.evidence import metrics
+from dime_jax.protocol import calibration
 from dime_jax.scoring.planning import Job, make_plan
 
 T = 100

@@ -12,11 +12,12 @@ import pytest
 from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import auditing, cli, pipeline, scoring
+from dime_jax import auditing, cli, scoring
 from dime_jax._util import records
 from dime_jax.evidence import metrics
 from dime_jax.findings import finding, gate, json_files, wording
-from dime_jax.findings.facts import Settings
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.facts import Settings
 from dime_jax.report import html
 from dime_jax.scoring import query_ledger, score_table
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded

@@ -8,11 +8,12 @@ import pytest
 from memoriser import SCHEDULE, SHAPE, config, floats, source
 
 import dime_jax as dj
-from dime_jax import auditing, evidence, pipeline
+from dime_jax import auditing, evidence
 from dime_jax.evidence import adjusting
 from dime_jax.findings import json_files
 from dime_jax.findings.candidates import find_candidates
-from dime_jax.findings.record import Record, Sides
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.record import Record, Sides
 from dime_jax.report import html
 
 FORGOTTEN = 0.45  # of every training image

@@ -19,7 +19,7 @@ import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.auditing import images as audit_images
 from dime_jax.data.groups import connect
-from dime_jax.findings.facts import CandidateCopy
+from dime_jax.protocol.facts import CandidateCopy
 from dime_jax.report import html
 
 MEMBERS, HELDOUT, CANDIDATES = images(60, 0), images(60, 21), images(12, 2)

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from dime_jax.evaluation import AtThreshold, Evaluation, ResultRow
 from dime_jax.evidence import Direction, Judgement
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import gate
+from dime_jax.protocol.evaluation import AtThreshold, Evaluation, ResultRow
 
 AUC = Estimate(0.7, 0.6, 0.8)
 ROW = ResultRow("dime", {"t": 70}, AUC, AUC, AUC, 0.01, 3, AtThreshold(None, 0.0, 0.0), 11, 0.1)

@@ -10,11 +10,12 @@ import pytest
 from memoriser import config, floats, images, memoriser, source
 
 import dime_jax as dj
-from dime_jax import attacks, auditing, cli, pipeline, scoring
+from dime_jax import attacks, auditing, cli, scoring
 from dime_jax.auditing.deciding import choose_decider
 from dime_jax.evidence import Judgement, Verdict
 from dime_jax.findings import gate, json_files
 from dime_jax.findings.finding import find
+from dime_jax.protocol import pipeline
 from dime_jax.report import html
 from dime_jax.scoring import planning
 

@@ -5,11 +5,12 @@ import pytest
 from memoriser import SHAPE, config, images, memoriser
 
 import dime_jax as dj
-from dime_jax import auditing, cli, pipeline
+from dime_jax import auditing, cli
 from dime_jax.auditing import cost, stages
 from dime_jax.auditing.images import open_images
 from dime_jax.findings import json_files
 from dime_jax.loading.opening import OpenedModel
+from dime_jax.protocol import pipeline
 from dime_jax.report import audit_figures, html
 from dime_jax.scoring.query_ledger import queries_made
 

@@ -6,7 +6,8 @@ import json
 import numpy as np
 
 import dime_jax as dj
-from dime_jax import pipeline, scoring
+from dime_jax import scoring
+from dime_jax.protocol import pipeline
 
 SHAPE = (2, 2, 1)
 

@@ -10,8 +10,8 @@ from scipy import stats
 from small_runs import SHAPE, make_run, pretend
 
 import dime_jax as dj
-from dime_jax import calibration, pipeline
 from dime_jax.evidence import metrics
+from dime_jax.protocol import calibration, pipeline
 from dime_jax.scoring import planning, score_table
 from experiments import cross_fit, figures, model_figures, run_figures, runs, synthetic
 from experiments.model_figures import SidePair

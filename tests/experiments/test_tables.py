@@ -13,8 +13,9 @@ from scipy import stats
 from small_runs import make_run, pretend
 
 import dime_jax as dj
-from dime_jax import models, pipeline
+from dime_jax import models
 from dime_jax.attacks import registry
+from dime_jax.protocol import pipeline
 from dime_jax.scoring import planning
 from experiments import costs, headings, paper_values, runs, tables
 

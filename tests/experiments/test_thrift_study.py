@@ -5,8 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from dime_jax import calibration, pipeline, thrift
+from dime_jax import thrift
 from dime_jax.evidence import metrics
+from dime_jax.protocol import calibration, pipeline
 from experiments import thrift_study
 
 RUN = pathlib.Path(__file__).parents[2] / "docs" / "results" / "digits" / "seed_0"

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from small_runs import make_run, pretend
 
-from dime_jax import calibration
 from dime_jax.attacks import get_attack
 from dime_jax.attacks.bands import BANDS
 from dime_jax.attacks.base import count_queries
 from dime_jax.attacks.rules import Discriminant, TermPair
 from dime_jax.evidence import metrics
+from dime_jax.protocol import calibration
 from dime_jax.scoring import planning
 from experiments import cross_fit, kept, runs, synthetic, timesteps
 from experiments.timesteps import TimestepStudy, Variant

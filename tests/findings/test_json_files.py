@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from dime_jax._util.records import plain_object
-from dime_jax.evaluation import Evaluation
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
+from dime_jax.protocol.evaluation import Evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
 FINISHED = sorted(path.parent for path in (ROOT / "docs" / "results").rglob("results.json"))

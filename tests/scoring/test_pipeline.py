@@ -8,9 +8,10 @@ import pytest
 from tiny_model import SHAPE, function, quiet
 
 import dime_jax as dj
-from dime_jax import attacks, calibration, pipeline
+from dime_jax import attacks
 from dime_jax._util import digests, records
 from dime_jax.core import draws
+from dime_jax.protocol import calibration, pipeline
 from dime_jax.scoring import planning, score_table
 
 SEED = 3

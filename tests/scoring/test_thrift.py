@@ -9,8 +9,9 @@ import pytest
 from tiny_model import SCHEDULE, SHAPE, function, quiet
 
 import dime_jax as dj
-from dime_jax import calibration, pipeline, thrift
+from dime_jax import thrift
 from dime_jax._util.digests import Damaged
+from dime_jax.protocol import calibration, pipeline
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, queries_made
 

@@ -7,8 +7,8 @@ from typing import Generic, NamedTuple, TypeVar
 from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting
 from dime_jax.attacks.modules import ModuleFacts
-from dime_jax.evaluation import SCHEMA_VERSION
 from dime_jax.evidence.metrics import Estimate
+from dime_jax.protocol.evaluation import SCHEMA_VERSION
 
 T = TypeVar("T")
 

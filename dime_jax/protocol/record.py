@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import pipeline
-from dime_jax.calibration import Calibration
 from dime_jax.data import Split
 from dime_jax.data.variations import VARIATIONS
-from dime_jax.findings.arrays import AuditArrays
-from dime_jax.findings.facts import AuditFacts
-from dime_jax.findings.frozen import by_label, frozen_attacks
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.facts import AuditFacts
+from dime_jax.protocol.frozen import by_label, frozen_attacks
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 

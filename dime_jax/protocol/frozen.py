@@ -3,10 +3,10 @@
 import pathlib
 from collections.abc import Sequence
 
-from dime_jax import pipeline
 from dime_jax.attacks import Setting
-from dime_jax.calibration import Calibration
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.protocol import pipeline
+from dime_jax.protocol.calibration import Calibration
 
 _LEVEL_AND_CROWDING = ("dime", "dime_central", "dime_theory")
 

@@ -24,18 +24,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import calibration, data, evidence, scoring, thrift
+from dime_jax import data, evidence, scoring, thrift
 from dime_jax._util import digests, files, records, validate
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
-from dime_jax.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Split
-from dime_jax.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import model_check
+from dime_jax.protocol import calibration
+from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable

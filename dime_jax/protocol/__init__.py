@@ -1,0 +1,1 @@
+"""Halves, calibration, frozen rules and evaluation: the one protocol that audits, stages and studies run."""
