@@ -364,7 +364,7 @@ def dit_spec(state: StateDict, num_heads: int | None = None) -> DitSpec:
 
 
 def convert_pipeline(pipeline: LatentPipeline, output: str | os.PathLike[str]) -> Path:
-    """Write a latent model to a model directory (see `dime_jax.loading.latent_checkpoints`), completely or not at all."""
+    """Write a latent model to a model directory, completely or not at all."""
     output = Path(output)
     if output.exists() or output.is_symlink():
         raise ValueError(f"output {output} exists already; nothing was written")

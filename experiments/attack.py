@@ -3,8 +3,8 @@
     python -m experiments.attack --config=experiments/configs/cifar10.py:smoke --workdir=out/cifar10_smoke
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
-    WORKDIR/attack    the run (see `dime_jax.protocol.pipeline`); config.json, from which `experiments.tables` says how to repeat
-                      it; images_alone.json, what the images show without the model
+    WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
+                      images_alone.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """

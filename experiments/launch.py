@@ -6,7 +6,7 @@ processes must see the same workdir.
 
 With `--seeds=0,1,2` a study of several models runs one after the other (see `experiments.seeds`).
 
-Compiled programs are kept in the user's cache directory, as the command line keeps them (`dime_jax._util.compilation_cache`).
+Compiled programs are kept in the user's cache directory, as the command line keeps them.
 """
 
 import sys
