@@ -18,7 +18,7 @@ from dime_jax.guards.wiring import DenoiserCheck, Mistake, check_denoiser, usual
 from dime_jax.loading.checkpoints import load_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 SHAPE = (8, 8, 1)
 SCHEDULES = usual_schedules(1000)
 LINEAR = SCHEDULES["linear"]

@@ -11,7 +11,7 @@ import pytest
 
 from dime_jax import ConversionOptions, load_denoiser, open_model
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 
 def test_the_shipped_model():

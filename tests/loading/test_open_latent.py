@@ -20,7 +20,7 @@ from dime_jax.loading import opening
 from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory
 from dime_jax.models import latent
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "latent"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "latent"
 FOLDER, DIT, VAE = GOLDEN / "stable_diffusion", GOLDEN / "dit", GOLDEN / "stable_diffusion" / "vae"
 CAPTIONS = ["a cat", "a dog", "a cat", ""]
 

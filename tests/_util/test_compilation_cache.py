@@ -9,7 +9,7 @@ import pytest
 from dime_jax._util import compilation_cache
 
 PROGRAM = """
-from dime_jax import compilation_cache
+from dime_jax._util import compilation_cache
 compilation_cache.use(print)
 import jax
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -50,7 +50,7 @@ def test_a_second_process_compiles_nothing_and_a_full_disk_is_no_error(tmp_path)
     cache = tmp_path / "cache"
 
     def run(directory):
-        environment = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "DIME_JAX_CACHE": str(directory)}
+        environment = {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "DIME_JAX_CACHE": str(directory)}
         command = [sys.executable, "-c", PROGRAM]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
@@ -64,7 +64,7 @@ def test_a_second_process_compiles_nothing_and_a_full_disk_is_no_error(tmp_path)
 
 AUDIT = """
 import sys
-from dime_jax import compilation_cache
+from dime_jax._util import compilation_cache
 compilation_cache.use(print)
 import jax.monitoring
 from dime_jax import cli
@@ -78,7 +78,7 @@ print("missed", len(missed))
 
 @pytest.mark.slow
 def test_an_audit_compiles_nothing_that_another_has_compiled_and_two_share_a_cache(tmp_path):
-    environment = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "DIME_JAX_CACHE": str(tmp_path / "cache")}
+    environment = {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "DIME_JAX_CACHE": str(tmp_path / "cache")}
 
     def start(name):
         command = [sys.executable, "-c", AUDIT, str(tmp_path / name)]

@@ -12,7 +12,7 @@ import dime_jax as dj
 from checkpoints_convert import convert
 from checkpoints_convert.options import ConversionOptions
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 SECMI, DDIM = GOLDEN / "ddpm_secmi.pt", GOLDEN / "ddpm_ddim.pt"
 
 

@@ -13,7 +13,7 @@ import dime_jax as dj
 from checkpoints_convert.convert import convert
 from dime_jax.loading import checkpoints
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED = dict(np.load(GOLDEN / "attack_statistics_expected.npz"))
 X = np.moveaxis(EXPECTED["x"], 1, -1)
 TEN_TO_HUNDRED = range(10, 101, 10)
