@@ -2,10 +2,12 @@
 
 from dime_jax.scoring.engine import ScoringOptions, score
 from dime_jax.scoring.micro_batch import default_micro_batch, micro_batch_of, tune_micro_batch
+from dime_jax.scoring.query_ledger import Budget
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry, TryLater, patient
 
 __all__ = [
+    "Budget",
     "Retry",
     "ScoringOptions",
     "TryLater",
