@@ -3,18 +3,14 @@
     RUN/images_alone.json    `ImagesAlone`, written by `experiments.attack`; results.json repeats what it says
 
 If pictures alone tell members from held-out images, or the same picture is on both sides, an attack's success may say
-so and no more. To add it to a run of an earlier version:
-
-    python -m experiments.images_alone --run=W/attack [--source=cifar10:DIR --split_file=FILE.npz]
+so and no more.
 """
 
 import json
 import pathlib
-import sys
 from typing import NamedTuple
 
 import numpy as np
-from absl import app, flags
 
 from dime_jax import data
 from dime_jax._util import files, records
@@ -97,12 +93,12 @@ def look_once(directory: pathlib.Path, source: data.Source, transform: data.Tran
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
-    """What a run's score tables and its images show; nothing about the images for runs of earlier versions."""
+    """What a run's score tables and its images show."""
     found = pipeline.evaluation(directory)
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
-        return StudyFindings(**fields)
+        raise ValueError(f"{directory} is not a finished run of experiments.attack: no {FILE} in it")
     alone = records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
     blind = None
     if alone.blind_auc is not None:
@@ -122,8 +118,6 @@ def write_results(directory: pathlib.Path) -> None:
 
 def describe(found: StudyFindings) -> str:
     """One line for tables and for the terminal."""
-    if found.duplicates is None:
-        return "not looked at"
     blind, copies = found.blind_baseline, found.duplicates
     words = "no classifier of the pictures could be fitted"
     if blind is not None:
@@ -136,32 +130,3 @@ def describe(found: StudyFindings) -> str:
         f"{words}; {copies.exact_pairs} exact and {copies.near_pairs} near-duplicate pairs, "
         f"{copies.across_member_heldout} clusters of them across members and held-out images"
     )
-
-
-if __name__ == "__main__":
-    _RUN = flags.DEFINE_string("run", None, "a run directory: W/attack", required=True)
-    _SOURCE = flags.DEFINE_string("source", None, "where its images lie, if its config does not say")
-    _SPLIT = flags.DEFINE_string("split_file", None, "its split file")
-
-    def _main(argv: list[str]) -> None:
-        del argv
-        from experiments import runs, study  # which know this module
-
-        directory = pathlib.Path(_RUN.value)
-        try:
-            run = runs.read_run(directory)
-            config = run.config_now()
-            config.data.source = _SOURCE.value or config.data.source
-            config.data.split_file = _SPLIT.value or config.data.split_file
-            opened = study.open_study(config, directory)
-            used = np.concatenate([run.halves.test.member, run.halves.test.heldout])
-            if data.fingerprint(opened.source, used) != run.results.fingerprints["test_data"]:
-                raise ValueError(f"expected the images of {directory}, got others")
-            shape = tuple((config.train if "train" in config else config.attack).image_shape)
-            transform = study.transform_of(config, opened.source, shape)
-            look_once(directory, opened.source, transform, config.seed)
-            write_results(directory)
-        except ValueError as error:
-            sys.exit(f"error: {error}")
-
-    app.run(_main)

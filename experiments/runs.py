@@ -166,12 +166,6 @@ class Run(NamedTuple):
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
-    def config_now(self) -> ConfigDict:
-        """The run's config as one of this version: values that it did not know are the file's."""
-        config = _get_config(self.study)(self.variant).unlock()
-        config.update(ConfigDict(self.config))
-        return config
-
     @property
     def is_unchanged(self) -> bool:
         """Whether the run is what its config file says, up to where things lie."""
@@ -245,7 +239,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         directory,
         study,
         variant,
-        _with_budgets(record["config"]),
+        record["config"],
         tuple(
             Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, index), _level(test, one, index))
             for one, row in zip(frozen, results.results)
@@ -260,14 +254,6 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
 def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
     alone = without_crowding(frozen)
     return None if alone is None else pipeline.frozen_scores(test, alone, index)
-
-
-def _with_budgets(config: JsonObject) -> JsonObject:
-    """The config of a run; in earlier ones `tiers` counted DIME's probes, one query less than it makes."""
-    attack = dict(config["attack"])
-    if "tiers" in attack:
-        attack["budgets"] = [tier + 1 for tier in attack.pop("tiers")]
-    return {**config, "attack": attack}
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:

@@ -11,7 +11,7 @@
 
 The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
 halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
-round (`evidence.direction`); runs that were begun before there was one go on without.
+round (`evidence.direction`).
 
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
@@ -36,7 +36,7 @@ from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import model_check
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable
@@ -48,11 +48,11 @@ _PILOT, _PILOT_MANIFEST = "pilot.json", "pilot/manifest.json"
 
 
 class _Run(NamedTuple):
-    """run.json: attacks by name with their settings; runs of older versions have no witness and are not thrifty."""
+    """run.json: attacks by name with their settings."""
 
     seed: int
     jobs: list[tuple[str, Setting]]
-    witness: list[tuple[str, Setting]] | None = None
+    witness: list[tuple[str, Setting]]
     thrifty: Absent[bool] = None
 
 
@@ -83,7 +83,7 @@ def begin(
         if there.thrifty != run.thrifty:
             how = "with" if there.thrifty else "without"
             raise ValueError(f"{directory} holds a run {how} thrifty calibration: continue it {how} --thrifty")
-        if there not in (run, run._replace(witness=None)):
+        if there != run:
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
         halves_there = _columns(read_halves(directory))
         if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
@@ -170,7 +170,7 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     frozen = _calibrate_each(
         directory, calibrated_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
     )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
     digests.write(directory / "calibration.json", contents, calibration_files(directory))
     return frozen
 
@@ -265,7 +265,7 @@ def read_direction(
     directory = pathlib.Path(directory)
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
-    for half in halves if witness else ():
+    for half in halves:
         table = score_table.read_table(directory / half)
         for job in witness:
             split, t = getattr(splits, half), int(job.setting["t"])
@@ -290,7 +290,10 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
     path = pathlib.Path(directory) / "calibration.json"
-    return [Calibration.from_json(entry) for entry in _read_sealed(path).check().contents["calibrations"]]
+    contents = _read_sealed(path).check().contents
+    check_version(path, contents)
+    entries = enumerate(contents["calibrations"])
+    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -324,7 +327,6 @@ def evaluation(
     identity = table.manifest["identity"]
     check = model_check.read_check(directory, identity["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
-    unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
     return Evaluation(
         results=tuple(rows),
         fingerprints={
@@ -337,7 +339,7 @@ def evaluation(
         queries_made=calibration_queries(directory) + table.queries_made + (check.queries if check else 0),
         model_check=check,
         direction=read_direction(directory, groups=groups),
-        warnings=(*(warnings if excluded else ()), *unsealed),
+        warnings=tuple(warnings if excluded else ()),
     )
 
 
@@ -395,8 +397,8 @@ def _columns(halves: Halves) -> dict[str, np.ndarray]:
     return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
 
 
-def _jobs(named: Sequence[tuple[str, Setting]] | None) -> list[Job]:
-    return [Job(get_attack(name), setting) for name, setting in named or ()]
+def _jobs(named: Sequence[tuple[str, Setting]]) -> list[Job]:
+    return [Job(get_attack(name), setting) for name, setting in named]
 
 
 def _named(jobs: Sequence[Job]) -> list[tuple[str, Setting]]:

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from dime_jax import __version__, data
-from dime_jax._util import digests, files, validate
+from dime_jax._util import files, validate
 from dime_jax._util.distributed import together
 from dime_jax._util.progress import Progress
 from dime_jax.attacks.base import Call, Whole
@@ -224,8 +224,6 @@ def _begin(request: _Request) -> _Run:
 def _finish(run: _Run) -> None:
     """Score what is missing among this process's images, in smaller batches where memory ends."""
     directory, progress = run.request.directory, run.progress
-    for warning in digests.warn_of_unsealed(directory, ["manifest.json"]):
-        progress.say(f"warning: {warning}")
     if not len(run.mine):
         run.ledger.close()
         return

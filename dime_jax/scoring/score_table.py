@@ -115,8 +115,9 @@ def _open(directory: pathlib.Path) -> Sealed:
         sealed = digests.read(path)
     except FileNotFoundError:
         raise ValueError(f"{directory} is not a score table: no manifest.json in it") from None
-    if (sealed.contents.get("format"), sealed.contents.get("version")) != (FORMAT, VERSION):
-        raise ValueError(f"{path}: expected format {FORMAT!r}, version {VERSION}")
+    found = sealed.contents.get("format"), sealed.contents.get("version")
+    if found != (FORMAT, VERSION):
+        raise ValueError(f"{path}: must be a {FORMAT} of version {VERSION}, got {' of version '.join(map(str, found))}")
     return sealed
 
 
@@ -136,8 +137,8 @@ def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
 
 def partials(directory: pathlib.Path) -> list[Partial]:
     """The units that were in the middle when a run ended; those finished since are among them."""
-    lists = map(shards.read_list, shards.lists_in(directory))
-    return [walks.decode(one, name) for one in lists for name in one.digests or {} if shards.is_partial(name)]
+    lists = map(digests.read, shards.lists_in(directory))
+    return [walks.decode(one, name) for one in lists for name in one.digests if shards.is_partial(name)]
 
 
 def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
@@ -170,7 +171,7 @@ def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     """Add to a complete table the terms of attacks that do not ship with the package, if they are not there yet."""
     sealed = _open(directory)
     foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
-    if not foreign or sealed.digests is None or _TERMS in sealed.digests:
+    if not foreign or _TERMS in sealed.digests:
         return
     table, buffer = read_table(directory), io.BytesIO()
     terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
@@ -181,7 +182,7 @@ def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
 
 
 def _kept_terms(sealed: Sealed) -> dict[str, np.ndarray]:
-    if _TERMS not in (sealed.digests or {}):
+    if _TERMS not in sealed.digests:
         return {}
     arrays = sealed.read_arrays(_TERMS)
     return {name: arrays[f"terms_{number}"] for number, name in enumerate(arrays["jobs"].tolist())}
@@ -295,31 +296,25 @@ def _readings(manifest: JsonObject) -> set[str]:
 
 def _is_complete(sealed: Sealed) -> bool:
     """Whether all rows are in scores.parquet; one that is there unnamed was cut short by a kill, and is made again."""
-    if sealed.digests is None:
-        return (sealed.path.parent / _SCORES).exists()
     return _SCORES in sealed.digests
 
 
 def _drop_unfinished(sealed: Sealed) -> None:
     """Remove shards that a kill kept from being noted; their rows are asked for again."""
-    if sealed.digests is not None and not _is_complete(sealed):
+    if not _is_complete(sealed):
         _check_lists(sealed)
         directory = sealed.path.parent
         # Checked before anything is removed: a list of another run must not decide what to keep.
-        named = {name for path in shards.lists_in(directory) for name in shards.read_list(path).check().digests or {}}
+        named = {name for path in shards.lists_in(directory) for name in digests.read(path).check().digests}
         for path in (*shards.shards_in(directory), *shards.partials_in(directory)):
             if path.name not in named:
                 path.unlink()
 
 
 def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
-    """The shards that count, by name, checked. In a table without digests also those that no list names."""
-    directory = sealed.path.parent
-    lists = map(shards.read_list, shards.lists_in(directory))
-    found = {name: one.read(name) for one in lists for name in one.digests or {} if not shards.is_partial(name)}
-    if sealed.digests is None:
-        found |= {path.name: path.read_bytes() for path in shards.shards_in(directory) if path.name not in found}
-    return found
+    """The shards that the lists name, checked."""
+    lists = map(digests.read, shards.lists_in(sealed.path.parent))
+    return {name: one.read(name) for one in lists for name in one.digests if not shards.is_partial(name)}
 
 
 def _check_lists(sealed: Sealed) -> None:
@@ -337,7 +332,7 @@ def _check_ledgers(sealed: Sealed, images: int) -> None:
     directory, complete = sealed.path.parent, _is_complete(sealed)
     noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
     for path in [] if complete else shards.lists_in(directory):
-        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**shards.read_list(path).contents)
+        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**digests.read(path).contents)
     for ledger, state in noted.items():
         query_ledger.check(ledger, state, images)
 

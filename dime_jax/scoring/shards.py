@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dime_jax._util import digests, files
-from dime_jax._util.digests import Damaged, Sealed
+from dime_jax._util.digests import Damaged
 from dime_jax.scoring import query_ledger
 
 SCHEMA = pa.schema(
@@ -50,7 +50,7 @@ class ShardWriter:
         )
         self._rows: list[Rows] = []
         self._list = self._shards / f"{process}.json"
-        named = dict(read_list(self._list).digests or {}) if self._list.exists() else {}
+        named = dict(digests.read(self._list).digests) if self._list.exists() else {}
         self._finished = {name: digest for name, digest in named.items() if not is_partial(name)}
         self._partial = {name: digest for name, digest in named.items() if is_partial(name)}
         self._written = b""
@@ -105,16 +105,8 @@ def is_partial(name: str) -> bool:
 
 
 def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The lists of all processes."""
+    """The lists of all processes: the digests of their finished shards, and how far their ledgers were then."""
     return sorted((directory / "shards").glob("*.json"))
-
-
-def read_list(path: pathlib.Path) -> Sealed:
-    """One process's list: the digests of its finished shards, and how far its ledger was then."""
-    sealed = digests.read(path)
-    if sealed.digests is None:
-        raise Damaged(f"{path} is damaged: it holds no digests")
-    return sealed
 
 
 def _to_arrow(rows: Rows) -> pa.Table:

@@ -109,14 +109,6 @@ class TestRun:
         assert train.startswith("python -m experiments.train --config=experiments/configs/cifar10.py:laptop")
         assert attack.endswith("--workdir=W --config.data.source=cifar10:DIR --config.attack.budgets='(2, 11)'")
 
-    def test_tiers_of_earlier_runs_are_budgets_now(self, directory):
-        pretend(directory, "digits", "laptop")
-        contents = json.loads((directory / "config.json").read_text())
-        del contents["config"]["attack"]["budgets"]
-        contents["config"]["attack"]["tiers"] = [1, 10]
-        (directory / "config.json").write_text(json.dumps(contents))
-        assert runs.read_run(directory).is_unchanged
-
     def test_a_variant_without_name_is_the_default(self, directory):
         pretend(directory, "cifar10", "paper")
         contents = json.loads((directory / "config.json").read_text())
