@@ -134,16 +134,13 @@ def _score(args: argparse.Namespace) -> int:
     )
     if args.tune:
         options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    run = pipeline.begin(args.run, jobs, halves, args.seed, thrifty=args.thrifty)
+    run = pipeline.begin(args.run, jobs, halves, args.seed)
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
         print(f"warning: {check.summary}", file=sys.stderr)
     options = identity.guarded(run, denoiser, options)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
-    saved = pipeline.read_thrift(run) if args.half == "calibration" else None
-    if saved is not None:
-        print(saved.describe())
     return DONE
 
 
@@ -559,12 +556,6 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         help="use at most this many members, and as many held-out images, to choose settings",
     )
     parser.add_argument("--test_size", type=int, help="test at most this many members, and as many held-out images")
-    parser.add_argument(
-        "--thrifty",
-        action="store_true",
-        help="choose settings with at most half the queries: all of them are tried on an eighth of the calibration "
-        "images, and only the best on the whole half",
-    )
     parser.add_argument("--seed", type=int, default=0, help="seed for halves and random draws (default: 0)")
 
 

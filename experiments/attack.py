@@ -164,7 +164,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     seed = config.seed if attack.seed is None else attack.seed
 
     def begin() -> None:
-        pipeline.begin(directory, jobs, halves, seed, thrifty=attack.thrifty)
+        pipeline.begin(directory, jobs, halves, seed)
         record = {"file": config_file, "config": without_places(config)}
         files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
@@ -188,9 +188,6 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
     results = run(config, workdir, config_file)
     if jax.process_index() == 0:
-        saved = pipeline.read_thrift(pathlib.Path(workdir) / "attack")
-        if saved is not None:
-            print(saved.describe())
         tables.print_results(results, rich.console.Console())
         print(f"Without the model: {images_alone.describe(results)}.")
 

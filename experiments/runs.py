@@ -43,7 +43,7 @@ class CalibrationHalf(NamedTuple):
     Attributes:
       table: the terms of every image at every setting of every attack in `jobs`.
       member: which images of the table are members [n].
-      jobs: every attack at every setting that was asked for; of a thrifty run, those that it kept.
+      jobs: every attack at every setting that was asked for.
     """
 
     table: score_table.ScoreTable
@@ -155,7 +155,7 @@ class Run(NamedTuple):
     def calibration_half(self) -> CalibrationHalf:
         """Read the calibration half."""
         table = score_table.read_table(self.directory / "calibration")
-        jobs = tuple(pipeline.calibrated_jobs(self.directory))
+        jobs = tuple(pipeline.read_jobs(self.directory))
         return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
 
     def overrides(self, seed: int | None = None) -> JsonObject:

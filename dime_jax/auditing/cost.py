@@ -23,7 +23,7 @@ class Cost(NamedTuple):
     """What an audit takes.
 
     Attributes:
-      calibration: queries of the whole grid on one half; of a thrifty audit half of them, the most that it takes.
+      calibration: queries of the whole grid on one half.
       test: queries of the frozen settings on the other half, at most.
       candidates: queries of the attack that decides, at most.
       settings: how many calibration chooses from.
@@ -64,9 +64,8 @@ def expected(
     for job in jobs:
         row = job.attack.name, job.setting.get("q")
         dearest[row] = max(dearest.get(row, 0), job.queries)
-    whole = sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image
     return Cost(
-        whole // 2 if config.thrifty else whole,
+        sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image,
         sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
         max(deciding) * each * (reference + candidates) if candidates else 0,
         len(jobs),
@@ -130,10 +129,7 @@ def _losses(cost: Cost, less: Cost) -> Iterator[str]:
 
 
 def lighter(config: AuditConfig) -> AuditConfig | None:
-    """The same audit with the light profile, in a directory of its own; None if it is one, or its attacks have none.
-
-    It calibrates with its whole grid, which is too small to save on.
-    """
+    """The same audit with the light profile, in a directory of its own; None if it is one, or its attacks have none."""
     if config.profile == LIGHT:
         return None
     output = f"{os.fspath(config.output)}-{LIGHT}"
@@ -145,7 +141,6 @@ def lighter(config: AuditConfig) -> AuditConfig | None:
             queries=None,
             calibration_size=None,
             test_size=None,
-            thrifty=False,
             decide_with=None,
         )
     except ValueError:  # no tier of these attacks is in the profile

@@ -71,7 +71,7 @@ def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> 
     )
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    pipeline.begin(config.directory, jobs, halves, config.seed, thrifty=config.thrifty)
+    pipeline.begin(config.directory, jobs, halves, config.seed)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
     frozen = pipeline.calibrate_run(config.directory)
     direction = pipeline.read_direction(config.directory, ["calibration"], images.groups)

@@ -193,7 +193,7 @@ def _queries(record: CompareRecord) -> int:
     """All that were made: under both models, for their checks, and to calibrate."""
     scored = sum(table.queries_made for table in record.tables.pair())
     checked = sum(check.queries for check in record.checks.pair() if check is not None)
-    calibrated = pipeline.calibration_queries(record.directory) if record.calibrated else 0
+    calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.calibrated else 0
     return scored + checked + calibrated
 
 

@@ -34,7 +34,7 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
     run = []
     if facts.images.members:
-        run = [*pipeline.calibration_files(directory), "calibration.json", pipeline.MANIFESTS["test"]]
+        run = [*pipeline.CALIBRATION_FILES, "calibration.json", pipeline.MANIFESTS["test"]]
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
@@ -115,7 +115,7 @@ def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
     files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json", model_check.FILE]
     if found.facts.theory_setting is None:
-        files += [*pipeline.calibration_files(directory), "calibration.json"]
+        files += [*pipeline.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
 

@@ -37,7 +37,6 @@ class Settings:
     grid: Absent[tuple[Setting, ...]] = None
     calibration_size: Absent[int] = None
     test_size: Absent[int] = None
-    thrifty: Absent[bool] = None
     variations: Absent[bool] = None
     decide_with: Absent[str] = None
     level: float

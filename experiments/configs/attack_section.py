@@ -47,7 +47,6 @@ def attack_section() -> ConfigDict:
     # Instead of the profile's values, by attack: {"all": {"t": (30, 70)}, "secmi": {"t": (80,), "k": (15,)}}.
     # An attack's own entry is used instead of the one for "all".
     attack.grids = ConfigDict()
-    attack.thrifty = False  # calibrate with at most half the grid's queries (see `dime_jax.thrift`)
     attack.micro_batch = placeholder(int)
     attack.max_queries = placeholder(int)
     attack.max_queries_per_image = placeholder(int)

@@ -95,12 +95,6 @@ class TestSmoke:
         before = json.loads((smoke("cifar100") / "attack" / "results.json").read_text())
         assert plain(run_smoke("cifar100", smoke("cifar100"))) == before
 
-    def test_a_thrifty_run_is_another_and_needs_more_images(self, smoke):
-        config = get_config("cifar10", "smoke")
-        config.attack.thrifty = True
-        with pytest.raises(ValueError, match=r"expected at least 32 members and held-out images each .*, got 4 and 4"):
-            attack.run(config, smoke("cifar10"))
-
     def test_tables_and_figures_from_the_runs(self, smoke, tmp_path):
         directories = [smoke(name) / "attack" for name in QUICK]
         made = tables.write_tables(directories, tmp_path / "tables")
