@@ -3,7 +3,6 @@
     STUDY/seed_N/...                  W/seed_N/attack of `experiments.attack`, a model each
     STUDY/seed_N/ARM/attack/...       W/seed_N of `experiments.dp_defense`, without weights and states
     STUDY/.../progress.json           of `experiments.progress`
-    STUDY/timesteps.json              of `experiments.timesteps`
     synthetic/dataset_size.json, query_budget.json      of `experiments.synthetic`
     .../ideal_gap.json                of `experiments.figures --model`
 
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from dime_jax._util import files, records
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.report import figures
-from experiments import markdown, model_figures, progress, synthetic, tables, timesteps
+from experiments import markdown, model_figures, progress, synthetic, tables
 from experiments.attack import CONFIG_FILE
 from experiments.runs import read_run
 
@@ -235,7 +234,6 @@ def _ranks(gap: model_figures.IdealGap) -> str:
 
 DRAWINGS = {
     "progress": Drawing(progress.TrainingProgress, progress.draw, progress.to_section),
-    "timesteps": Drawing(timesteps.TimestepStudy, timesteps.draw, timesteps.to_section),
     "dataset_size": Drawing(list[synthetic.Panel], synthetic.draw_attack_panels, dataset_size_section),
     "query_budget": Drawing(list[synthetic.Panel], synthetic.draw_attack_panels, query_budget_section),
     "ideal_gap": Drawing(model_figures.IdealGap, model_figures.draw_ideal_gap, ideal_gap_section),

@@ -14,7 +14,6 @@ Everything here reads answers that DIME asks for, so it costs nothing beside DIM
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -196,13 +195,8 @@ def _bands_of(call: Spectral) -> tuple[Reading, ...]:
 
 def one_answer(setting: Setting) -> Recipe:
     """The bands of one answer, and of the image."""
-    return answers_at([int(setting["t"])], float(setting["gamma"]))
-
-
-def answers_at(times: Sequence[int], gamma: float) -> Recipe:
-    """The bands of one answer at each timestep, and of the image."""
-    calls = [*(_answer(t, gamma) for t in times), OfImage()]
-    return Recipe(tuple(reading for call in calls for reading in _bands_of(call)), lambda readings: readings)
+    answer = _answer(int(setting["t"]), float(setting["gamma"]))
+    return Recipe((*_bands_of(answer), *_bands_of(OfImage())), lambda readings: readings)
 
 
 def all_answers(setting: Setting) -> Recipe:

@@ -54,6 +54,16 @@ def smoke(tmp_path_factory):
     return workdir
 
 
+def test_queries_of_the_papers_cifar_run():
+    """As experiments/README.md says."""
+    jobs = attack.jobs_of(get_config("cifar10", "paper").attack)
+    # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
+    # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
+    # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
+    expected = 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
+    assert planning.make_plan(jobs, dj.linear_schedule()).queries_per_image == expected == 2_819
+
+
 class TestSmoke:
     @pytest.mark.parametrize("name", SMOKES)
     def test_from_checkpoint_to_results(self, smoke, name):

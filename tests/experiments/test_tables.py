@@ -6,18 +6,16 @@ import json
 import pathlib
 import re
 
-import jax
 import numpy as np
 import pytest
 from scipy import stats
 from small_runs import make_run, pretend
 
 import dime_jax as dj
-from dime_jax import models
 from dime_jax.attacks import registry
 from dime_jax.protocol import pipeline
 from dime_jax.scoring import planning
-from experiments import costs, headings, paper_values, runs, tables
+from experiments import headings, paper_values, runs, tables
 
 BASELINES = ("loss", "loss_mc", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 
@@ -250,41 +248,6 @@ class TestRendering:
     def test_no_runs(self, tmp_path):
         with pytest.raises(ValueError, match="expected at least one run directory"):
             tables.write_tables([], pathlib.Path(tmp_path))
-
-
-class TestCosts:
-    def test_queries_of_the_papers_cifar_run(self):
-        one = costs.cost("cifar10")
-        assert one.images == (1000, 25_000)
-        # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
-        # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
-        # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
-        assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
-        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory, crowding and the
-        # bands of all answers 44; central 42; level 41; bands, level l4 and low frequencies 1.
-        assert one.test_per_image == 8 + 31 + 120 + 4 * 44 + 42 + 41 + 3
-        assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
-
-    def test_hours_are_queries_times_seconds(self):
-        one = costs.StudyCost("cifar10", (100, 200), 7, 5)
-        assert one.queries == 1700
-        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 | 0 |")
-        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  | 0 |")
-
-    def test_the_third_table_has_four_models_and_their_training(self):
-        one = costs.cost("dp_celeba")
-        assert (one.models, one.images) == (4, (1000, 1000))
-        assert one.queries == 4 * 1000 * (one.calibration_per_image + one.test_per_image)
-        assert one.trained == 4 * 7812 * 64
-        assert costs.cost("stl10u").trained == 18_000 * 128
-        assert costs.cost("cifar10").trained == 0  # a published checkpoint
-
-    def test_networks_are_the_papers(self):
-        networks = costs.networks()
-        shapes = models.param_shapes(networks["ddpm"].architecture)
-        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 35_746_307
-        assert networks["guided"].architecture.level_channels == (256, 256, 512, 512, 1024, 1024)
-        assert networks["guided"].architecture.num_classes == 1000
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
