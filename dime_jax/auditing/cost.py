@@ -1,9 +1,7 @@
 """How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
 
 import dataclasses
-import os
 import pathlib
-import shlex
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -83,7 +81,7 @@ def announced(
 ) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
-    Above ten minutes it also says which command is quicker, and what that one loses. Nothing is asked to find out.
+    Above ten minutes it also says what the light profile would take, and what that loses. Nothing is asked to find out.
     """
     said = False
 
@@ -111,7 +109,10 @@ def announcement(
     light = lighter(config) if left * seconds > LONG_SECONDS else None
     less = None if light is None else expected(light, images, schedule, conditions)
     if light is not None and less is not None and less.queries < left:
-        yield f"a lighter audit takes about {duration(less.queries * seconds)}: {command(light)}"
+        names = ("queries", "calibration_size", "test_size", "decide_with")
+        dropped = [f"--{name}" for name in names if getattr(config, name) is not None]
+        how = " and without ".join([f"try --profile {LIGHT} with another --output", *dropped])
+        yield f"a lighter audit takes about {duration(less.queries * seconds)}: {how}"
         yield f"it is less sensitive: {'; '.join(_losses(cost, less))}"
 
 
@@ -129,39 +130,15 @@ def _losses(cost: Cost, less: Cost) -> Iterator[str]:
 
 
 def lighter(config: AuditConfig) -> AuditConfig | None:
-    """The same audit with the light profile, in a directory of its own; None if it is one, or its attacks have none."""
+    """Return the same audit with all that the light profile says; None if it has that, or no tier of its attacks."""
     if config.profile == LIGHT:
         return None
-    output = f"{os.fspath(config.output)}-{LIGHT}"
     try:
         return dataclasses.replace(
-            config,
-            profile=LIGHT,
-            output=output,
-            queries=None,
-            calibration_size=None,
-            test_size=None,
-            decide_with=None,
+            config, profile=LIGHT, queries=None, calibration_size=None, test_size=None, decide_with=None
         )
-    except ValueError:  # no tier of these attacks is in the profile
+    except ValueError:
         return None
-
-
-def command(config: AuditConfig) -> str:
-    """What to type for an audit; for one of Python objects, what to change of its settings."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    sources = ("model", "members", "heldout", "candidates", "images")
-    if config.grid or not all(isinstance(values[name], str | os.PathLike | None) for name in sources):
-        return f"dataclasses.replace(config, profile={config.profile!r}, output={os.fspath(config.output)!r})"
-    words = ["dime-jax", "audit"]
-    for field in dataclasses.fields(config):
-        value = values[field.name]
-        if field.name in ("options", "grid", "conversion", "remote") or value is None or value == field.default:
-            continue
-        words.append(f"--{field.name}")
-        if not isinstance(value, bool):
-            words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return shlex.join([*words, *config.conversion.arguments(), *config.remote.arguments()])
 
 
 def _made(directory: pathlib.Path) -> int:

@@ -64,12 +64,6 @@ class RemoteOptions:
         """Whether a token is named."""
         return self.token_env is not None or self.token_file is not None
 
-    def arguments(self) -> list[str]:
-        """The given options as a command line has them."""
-        place = {name: getattr(self, name) for name in _TOKEN if getattr(self, name) is not None}
-        given = {**{name: os.fspath(value) for name, value in place.items()}, **self.given()}
-        return [word for name, value in given.items() for word in (f"--{name}", str(value))]
-
 
 _TOKEN = ("token_env", "token_file")
 NO_REMOTE_OPTIONS = RemoteOptions()
