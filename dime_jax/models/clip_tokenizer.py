@@ -4,7 +4,6 @@ Every dialect of tokeniser files is read into the same few things (vocabulary, m
 are checked; the pipeline around them is always built here. So a file can name other words, and never other code.
 """
 
-import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -76,12 +75,10 @@ class ClipTokenizer(NamedTuple):
     Attributes:
       backend: the `tokenizers.Tokenizer` that does the work.
       length: tokens per caption.
-      digest: 32 hex digits that change with anything that changes the numbers of some caption.
     """
 
     backend: "tokenizers.Tokenizer"
     length: int
-    digest: str
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
         """Token numbers, int32 [B, length]: start, the caption cut to what fits, end, padding.
@@ -168,7 +165,7 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
         )
     backend.enable_truncation(length)
     backend.enable_padding(length=length, pad_id=ids[vocabulary.pad], pad_token=vocabulary.pad)
-    return ClipTokenizer(backend, length, _digest(vocabulary, ids, length))
+    return ClipTokenizer(backend, length)
 
 
 def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
@@ -302,12 +299,6 @@ def _with_special_tokens(
     for more in (dict(special.values()), vocabulary.added, added):
         tokens |= more
     return vocabulary._replace(added=tokens, pad=pad, unknown=unknown)
-
-
-def _digest(vocabulary: Vocabulary, ids: Mapping[str, int], length: int) -> str:
-    added = {text: token[1:] for text, token in vocabulary.added.items()}
-    parts = [ids, vocabulary.merges, added, vocabulary.pad, vocabulary.unknown, length]
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _read_optional(file: pathlib.Path) -> JsonObject:
