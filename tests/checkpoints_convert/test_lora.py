@@ -11,8 +11,8 @@ import safetensors.numpy
 from checkpoints_convert import lora
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.pipeline_folder import convert_pipeline, open_pipeline
-from checkpoints_convert.torch_writer import write_zip
 from dime_jax.loading import latent_checkpoints
+from experiments.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 PIPELINE = open_pipeline(GOLDEN / "stable_diffusion")

@@ -12,10 +12,10 @@ import safetensors.numpy
 from checkpoints_convert import latent_names, mapping, weights_file
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import convert_pipeline, dit_spec, open_pipeline
-from checkpoints_convert.torch_writer import write_zip
 from dime_jax.loading import latent_checkpoints
 from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
+from experiments.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 VAE = GOLDEN / "stable_diffusion" / "vae"

@@ -1,4 +1,4 @@
-"""Writes files in PyTorch's formats without PyTorch, for tests and generated checkpoints: what `torch_file` reads.
+"""Writes files in PyTorch's formats without PyTorch, for tests and generated checkpoints.
 
     write_zip(path, {"weight": array, "step": 3})       # as torch.save does
     write_legacy(path, ...)                             # as before PyTorch 1.6
