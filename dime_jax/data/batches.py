@@ -100,25 +100,18 @@ def batches(
     transform: Transform,
     *,
     indices: Sequence[int] | np.ndarray | None = None,
-    start: int = 0,
-    step: int = 1,
     report: ImageReport | None = None,
     num_threads: int = NUM_THREADS,
 ) -> Iterator[Batch]:
     """Iterate over a source in batches of exactly `batch_size` rows, the last one padded.
-
-    With `start` and `step` (process index and count) a process sees every step-th image. All processes get the same
-    number of batches, if need be of padding only, so that they can meet in collective calls.
 
     Args:
       source: where images come from.
       batch_size: B, rows in a batch.
       transform: pipeline applied to each image, in the reading threads.
       indices: which images, in this order; all in their order if None.
-      start: first position in `indices`, below `step`.
-      step: take every step-th position.
-      report: collects bad images. They do not stop the iteration until those that this process has met are more than
-        10 % of `indices`: then TooManyBadImages.
+      report: collects bad images. They do not stop the iteration until they are more than 10 % of `indices`: then
+        TooManyBadImages.
       num_threads: reading threads, each of which reads one batch ahead; 0 reads in the calling thread.
 
     Yields:
@@ -126,16 +119,11 @@ def batches(
     """
     indices = _check_indices(source, indices)
     validate.check_at_least(batch_size, 1, "batch_size")
-    validate.check_at_least(step, 1, "step")
-    if not 0 <= start < step:
-        raise ValueError(f"expected 0 <= start < step={step}, got start={start}")
-    mine = indices[start::step]
 
     def load(number: int) -> tuple[Batch, dict[str, str]]:
-        return _load_batch(source, transform, mine[number * batch_size : (number + 1) * batch_size], batch_size)
+        return _load_batch(source, transform, indices[number * batch_size : (number + 1) * batch_size], batch_size)
 
-    longest_share = -(-len(indices) // step)
-    return _reporting(_read_ahead(load, -(-longest_share // batch_size), num_threads), _Pass(len(indices), report))
+    return _reporting(_read_ahead(load, -(-len(indices) // batch_size), num_threads), _Pass(len(indices), report))
 
 
 def _reporting(loaded: Iterator[tuple[Batch, dict[str, str]]], this_pass: _Pass) -> Iterator[Batch]:
