@@ -1,7 +1,6 @@
 """How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -104,7 +103,7 @@ def announcement(
 ) -> Iterator[str]:
     """The lines that `announced` says, at so many seconds for a query."""
     cost = expected(config, images, schedule, conditions)
-    left = max(0, cost.queries - _made(config.directory))
+    left = max(0, cost.queries - query_ledger.queries_made(config.directory))
     yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"
     light = lighter(config) if left * seconds > LONG_SECONDS else None
     less = None if light is None else expected(light, images, schedule, conditions)
@@ -139,8 +138,3 @@ def lighter(config: AuditConfig) -> AuditConfig | None:
         )
     except ValueError:
         return None
-
-
-def _made(directory: pathlib.Path) -> int:
-    """Queries made in all stages so far."""
-    return query_ledger.queries_made(directory)

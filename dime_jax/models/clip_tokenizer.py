@@ -109,7 +109,7 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
     try:
         return build_tokenizer(read_vocabulary(folder), vocab_size, length)
     except (ValueError, OSError) as error:
-        raise ValueError(_one_line(f"tokeniser {folder}: {error}")) from None
+        raise ValueError(" ".join(f"tokeniser {folder}: {error}".split())) from None
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
@@ -335,7 +335,3 @@ def _unique(pairs: list[tuple[str, object]]) -> JsonObject:
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
