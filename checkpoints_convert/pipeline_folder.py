@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_convert import latent_configs, latent_names, lora, mapping, part_files, weights_file
-from checkpoints_convert.checkpoint import describe_schedule, parse_schedule
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.mapping import Entry, StateDict, width_of
@@ -26,6 +25,7 @@ from dime_jax.loading import latent_checkpoints
 from dime_jax.models import ScheduleSpec
 from dime_jax.models.latent import count_values, network_shapes
 from dime_jax.models.latent_spec import ClipTextSpec, DitSpec, LatentModelSpec, NetworkSpec
+from dime_jax.models.schedule_spec import describe_schedule, parse_schedule
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt"),

@@ -20,6 +20,8 @@ import numpy as np
 
 from dime_jax._util.typing import JsonObject
 from dime_jax.core.schedule import NoiseSchedule, schedule_from_betas
+from dime_jax.models.schedule_spec import parse_schedule
+from dime_jax.models.spec import PREDICTIONS
 from dime_jax.remote.options import LAYOUTS
 from dime_jax.remote.transport import printable
 
@@ -224,8 +226,6 @@ def _check_answer(eps: _Tensor, x: _Tensor) -> None:
 
 
 def _schedule(said: JsonObject, stated: Stated) -> tuple[NoiseSchedule, str]:
-    from checkpoints_convert.checkpoint import parse_schedule
-
     given = parse_schedule(stated.schedule)
     declared = None if said.get("schedule") is None else _declared_schedule(said["schedule"])
     if declared is None:
@@ -239,8 +239,6 @@ def _schedule(said: JsonObject, stated: Stated) -> tuple[NoiseSchedule, str]:
 
 def _declared_schedule(value: object) -> NoiseSchedule:
     """A schedule as servers say it: "linear:1000:0.0001:0.02", a list of betas, or its tables; or that as JSON text."""
-    from checkpoints_convert.checkpoint import parse_schedule
-
     if isinstance(value, str) and value[:1] in "[{":
         try:
             value = json.loads(value)
@@ -281,8 +279,6 @@ def _alike(one: NoiseSchedule, two: NoiseSchedule) -> bool:
 
 
 def _prediction(said: JsonObject, stated: Stated) -> tuple[str, str]:
-    from dime_jax.models.spec import PREDICTIONS
-
     declared = said.get("prediction")
     for value, whose in ((declared, "the server's prediction"), (stated.prediction, "--prediction")):
         if value not in (None, *PREDICTIONS):
