@@ -198,7 +198,7 @@ def _check_model(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from dime_jax import serve
+    from dime_jax.remote import serve
     from dime_jax.remote.options import NO_REMOTE_OPTIONS
 
     settings = serve.ServeOptions(args.host, args.port, args.token_env, args.max_batch, args.rate)

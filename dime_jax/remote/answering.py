@@ -1,4 +1,4 @@
-"""What a model answers to requests of the Open Inference Protocol, without the network: `dime_jax.serve` has that."""
+"""What a model answers to requests of the Open Inference Protocol; `dime_jax.remote.serve` adds the network."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from dime_jax._util import validate
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.remote import protocol
+from dime_jax.remote import kserve
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
 from dime_jax.remote.transport import ServerPlace
 from dime_jax.scoring import default_micro_batch
@@ -59,7 +59,7 @@ class HttpAnswer(NamedTuple):
     """An answer, and how many images were evaluated for it."""
 
     status: int
-    message: protocol.Message
+    message: kserve.Message
     images: int = 0
     headers: dict[str, str] = {}  # noqa: RUF012 (a NamedTuple's, and never changed)
 
@@ -82,7 +82,7 @@ class Hosted:
             raise ValueError(f"{denoiser.name} takes a condition of several arrays: expected one")
         self._condition = condition
         values = math.prod(denoiser.shape) + (0 if condition is None else math.prod(condition.shape)) + 2
-        self.most_bytes = protocol.most_bytes(values * options.max_batch)
+        self.most_bytes = kserve.most_bytes(values * options.max_batch)
         platform = jax.local_devices()[0].platform
         self._micro_batch = default_micro_batch(denoiser.shape, platform) if denoiser.traceable else options.max_batch
 
@@ -120,15 +120,15 @@ class Hosted:
             "parameters": parameters,
         }
 
-    def infer(self, message: protocol.Message) -> HttpAnswer:
+    def infer(self, message: kserve.Message) -> HttpAnswer:
         """Answer a request.
 
         Raises:
           Refused: if it is not one, or too many queries were made lately.
         """
         try:
-            given = protocol.decode("inputs", message)
-        except protocol.Malformed as error:
+            given = kserve.decode("inputs", message)
+        except kserve.Malformed as error:
             raise Refused(400, str(error)) from None
         x, t, condition = self._checked(given.tensors)
         self._wait_turn(len(x))
@@ -139,8 +139,8 @@ class Hosted:
             except ValueError as error:
                 raise Refused(400, " ".join(str(error).split())) from None
         try:
-            answer = protocol.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
-        except protocol.Malformed as error:
+            answer = kserve.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
+        except kserve.Malformed as error:
             raise Refused(500, f"{error}: ask for binary data") from None
         return HttpAnswer(200, answer, len(x))
 

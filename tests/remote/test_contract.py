@@ -8,8 +8,8 @@ import pytest
 from faulty_server import PARAMETERS, SHAPE, FaultyServer, metadata, tanh_model
 
 import dime_jax as dj
+from dime_jax.remote.kserve import Malformed, Message, decode, encode
 from dime_jax.remote.metadata import Stated, describe_schedule, read_contract
-from dime_jax.remote.protocol import Malformed, Message, decode, encode
 from dime_jax.remote.transport import parse_url, read_token
 
 LINEAR = dj.linear_schedule()

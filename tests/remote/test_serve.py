@@ -16,8 +16,8 @@ import pytest
 from faulty_server import SHAPE, tanh_model
 
 import dime_jax as dj
-from dime_jax import serve
-from dime_jax.serve import ServeOptions, Server
+from dime_jax.remote import serve
+from dime_jax.remote.serve import ServeOptions, Server
 
 X = np.random.default_rng(0).normal(size=(10, *SHAPE)).astype(np.float32)
 MODEL = dj.Denoiser.from_function(tanh_model, dj.linear_schedule(), SHAPE, name="a model/1")
@@ -222,7 +222,7 @@ def test_stopping_answers_what_is_under_way():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_ends_cleanly(number):
-    root = str(pathlib.Path(serve.__file__).parents[1])
+    root = str(pathlib.Path(serve.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "A_TOKEN": "secret-4711"}
     command = [sys.executable, "-m", "dime_jax.cli", "serve", "digits", "--port", "0", "--token-env", "A_TOKEN"]
     with subprocess.Popen(

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from dime_jax._util.typing import JsonObject
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.remote import protocol
+from dime_jax.remote import kserve
 from dime_jax.remote.answering import Hosted, HttpAnswer, Refused, ServeOptions
 from dime_jax.remote.options import RemoteOptions
 from dime_jax.remote.transport import read_token
@@ -204,17 +204,17 @@ def _handler(
         def _post(self) -> HttpAnswer:
             if self.path != infer:
                 raise Refused(404, f"expected {infer}")
-            length, head = self.headers.get("Content-Length"), self.headers.get(protocol.HEAD_LENGTH)
+            length, head = self.headers.get("Content-Length"), self.headers.get(kserve.HEAD_LENGTH)
             if length is None or not re.fullmatch(r"\d{1,12}", length):
                 raise Refused(411, "expected Content-Length")
             if int(length) > hosted.most_bytes:
                 raise Refused(413, f"expected at most {hosted.most_bytes} bytes")
             if head is not None and not re.fullmatch(r"\d{1,12}", head):
-                raise Refused(400, f"expected {protocol.HEAD_LENGTH} to be a number")
+                raise Refused(400, f"expected {kserve.HEAD_LENGTH} to be a number")
             body = self.rfile.read(int(length))
             if len(body) < int(length):
                 raise Refused(400, "the request is cut short")
-            return hosted.infer(protocol.Message(body, None if head is None else int(head)))
+            return hosted.infer(kserve.Message(body, None if head is None else int(head)))
 
         def _send(self, answer: HttpAnswer) -> None:
             # Before the client hears of it: what the log says is then never less than what the client knows.
@@ -246,5 +246,5 @@ def _handler(
     return Handler
 
 
-def _json(contents: JsonObject) -> protocol.Message:
-    return protocol.Message(json.dumps(contents).encode(), None)
+def _json(contents: JsonObject) -> kserve.Message:
+    return kserve.Message(json.dumps(contents).encode(), None)

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser, Requests
-from dime_jax.remote import protocol
+from dime_jax.remote import kserve
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, Stated, X, read_contract
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
@@ -98,7 +98,7 @@ class RemoteDenoiser(Denoiser):
         return f"hosted at {self._transport.place}"
 
     def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
-        """As `Denoiser.eps`: in requests, and patiently. Every attempt is counted in `queries`."""
+        """As `Denoiser.eps`: in requests, with retries. Every attempt is counted in `queries`."""
         if unknown:
             return super().eps(x, t, condition, **unknown)
         x = jnp.asarray(x)
@@ -123,10 +123,10 @@ class RemoteDenoiser(Denoiser):
         given = np.asarray(x, np.float32)
         tensors = {
             X: np.moveaxis(given, -1, 1) if contract.layout == "NCHW" else given,
-            T_STEP: np.broadcast_to(np.asarray(t), len(given)).astype(protocol.DATATYPES[contract.t]),
+            T_STEP: np.broadcast_to(np.asarray(t), len(given)).astype(kserve.DATATYPES[contract.t]),
         }
         if contract.label is not None:
-            tensors[LABEL] = np.asarray(condition).astype(protocol.DATATYPES[contract.label])
+            tensors[LABEL] = np.asarray(condition).astype(kserve.DATATYPES[contract.label])
         if contract.condition is not None:
             tensors[CONDITION] = np.asarray(condition, np.float32)
         tensors |= {name: tensors[name][:, None] for name in contract.columns}
@@ -139,9 +139,9 @@ class RemoteDenoiser(Denoiser):
         binary = self._encoding.binary
         outputs = [{"name": EPS, "parameters": {"binary_data": True}} if binary else {"name": EPS}]
         # KServe gives the id back, and fails if there is none.
-        request = protocol.encode("inputs", tensors, binary=binary, outputs=outputs, id="dime_jax")
+        request = kserve.encode("inputs", tensors, binary=binary, outputs=outputs, id="dime_jax")
         x = tensors[X]
-        most = protocol.most_bytes(x.size)
+        most = kserve.most_bytes(x.size)
         reply = self._transport.post(f"{self._path}/infer", request.body, request.headers, most)
         if reply.status != 200:
             raise self._failure(reply, binary)
@@ -150,13 +150,13 @@ class RemoteDenoiser(Denoiser):
 
     def _answer(self, reply: Reply, shape: tuple[int, ...]) -> np.ndarray:
         """eps, of the datatype and shape it must have; where it is not finite, the run says so of the image."""
-        length = reply.headers.get(protocol.HEAD_LENGTH.lower())
+        length = reply.headers.get(kserve.HEAD_LENGTH.lower())
         if length is not None and not re.fullmatch(r"\d{1,12}", length):
-            raise ValueError(f"{self.name}: expected {protocol.HEAD_LENGTH} to be a number")
+            raise ValueError(f"{self.name}: expected {kserve.HEAD_LENGTH} to be a number")
         try:
-            message = protocol.Message(reply.body, None if length is None else int(length))
-            tensors = protocol.decode("outputs", message).tensors
-        except protocol.Malformed as error:
+            message = kserve.Message(reply.body, None if length is None else int(length))
+            tensors = kserve.decode("outputs", message).tensors
+        except kserve.Malformed as error:
             said = self._transport.scrub(str(error))
             raise ValueError(f"{self.name} gave no answer that can be read: {said}") from None
         eps = tensors.get(EPS)
@@ -189,8 +189,8 @@ class RemoteDenoiser(Denoiser):
             said = self._transport.scrub(_message(reply.body))
             raise ValueError(f"{self._transport.place} has no model at {path}: HTTP {reply.status} {said}".rstrip())
         try:
-            return protocol.parse_object(reply.body)
-        except protocol.Malformed as error:
+            return kserve.parse_object(reply.body)
+        except kserve.Malformed as error:
             raise ValueError(f"{self._transport.place}{path} is no KServe v2 metadata: {error}") from None
 
 
@@ -237,7 +237,7 @@ def _fingerprint(contract: Contract, place: ServerPlace, path: str) -> str:
 def _message(body: bytes) -> str:
     """What a server says about an error."""
     try:
-        said = protocol.parse_object(body)
-    except protocol.Malformed:
+        said = kserve.parse_object(body)
+    except kserve.Malformed:
         return body[:1000].decode("utf-8", "replace")
     return str(said.get("error") or said.get("detail") or said)[:1000]
