@@ -148,11 +148,11 @@ def _check(
         memory.remember(path, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
-    patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
+    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.
-        once = patient if model is denoiser else eps
+        once = retrying if model is denoiser else eps
         parts = [slice(start, start + micro_batch) for start in range(0, count, micro_batch)]
         conditions = [jax.tree.map(lambda rows, part=part: rows[part], condition) for part in parts]
         return np.concatenate([once(model, part, x[part], t, told) for part, told in zip(parts, conditions)])

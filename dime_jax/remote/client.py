@@ -23,7 +23,7 @@ from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, St
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
 from dime_jax.scoring.requests import ask_in_requests
-from dime_jax.scoring.retry import Retry, TryLater, patient
+from dime_jax.scoring.retry import Retry, TryLater, with_retries
 
 if TYPE_CHECKING:
     from dime_jax import data
@@ -182,7 +182,7 @@ class RemoteDenoiser(Denoiser):
             reply = self._transport.get(path, _METADATA_BYTES)
             return reply if optional else self._transport.check(reply)
 
-        reply = patient(get, self._retry, self._say)()
+        reply = with_retries(get, self._retry, self._say)()
         if optional and reply.status != 200:
             return {}
         if reply.status != 200:

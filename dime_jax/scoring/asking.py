@@ -1,4 +1,4 @@
-"""Asking the model: the calls of a unit of work on one batch, as compiled programs or, of a plain function, patiently.
+"""Asking the model about one batch: the calls of a unit of work, compiled or, of a plain function, with retries.
 
 A batch is encoded once, whatever is asked about it. Every query is entered in the ledger before it is asked.
 """
@@ -141,14 +141,14 @@ class Asker:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
         self.asked_in_python.add(type(call))
         part = batch.usable_part()
-        eps_fn = programs.at_most(call, self._patient_eps_fn(part.conditions[call.condition], part.index))
+        eps_fn = programs.at_most(call, self._retrying_eps_fn(part.conditions[call.condition], part.index))
         batch_draws = draws.Draws(self._key, part.draw_ids)
         with keeping(part.kept):
             answer = call.ask(eps_fn, self._denoiser.schedule, part.x, batch_draws, start_from(call, given, part.x))
         return Answer(answer.state, {name: _spread(values, batch.usable) for name, values in answer.numbers.items()})
 
-    def _patient_eps_fn(self, condition: PyTree, rows: np.ndarray) -> EpsFn:
-        """eps(x, t) that enters every attempt in the ledger, and waits and tries again where the model fails."""
+    def _retrying_eps_fn(self, condition: PyTree, rows: np.ndarray) -> EpsFn:
+        """eps(x, t) that enters every attempt in the ledger, and retries where the model fails."""
 
         def debit(part: slice) -> None:
             self._ledger.debit(rows[part])

@@ -86,7 +86,7 @@ def test_an_outage_is_waited_for(tmp_path):
         assert queries_made(tmp_path) == sum(server.received) > len(X)
 
 
-def test_default_patience_outlasts_ten_seconds():
+def test_default_retries_outlast_ten_seconds():
     waits = [min(scoring.Retry().longest_wait, scoring.Retry().first_wait * 2**n) / 2 for n in range(5)]
     assert sum(waits) > 10
 
