@@ -1,7 +1,6 @@
 """RemoteDenoiser: a model that someone else hosts, asked over the Open Inference Protocol (KServe v2).
 
-Its weights stay where they are. Nothing is asked of it when it is opened, only its metadata: every query goes through
-`eps`, or through the ledger of a run.
+Opening it reads its metadata and makes no query: every query goes through `eps`, or through the ledger of a run.
 """
 
 import math
@@ -19,7 +18,7 @@ from jax.typing import ArrayLike
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser, Requests
 from dime_jax.remote import kserve
-from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, Stated, X, read_contract
+from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, UserClaims, X, read_contract
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
 from dime_jax.scoring.requests import ask_in_requests
@@ -38,23 +37,23 @@ def _say(text: str) -> None:
 
 
 class RemoteDenoiser(Denoiser):
-    """A hosted model. What its metadata does not say has to be stated, and what both say has to agree.
+    """A hosted model. The user states what its metadata does not say; where both say something, they must agree.
 
-    `eps` sends requests of as many images as the server takes, several at a time, and waits and tries again where the
-    server is busy or unreachable.
+    `eps` sends requests of as many images as the server takes, several at a time, and retries where the server is busy
+    or unreachable.
 
     Args:
-      url: http(s)://HOST[:PORT]/v2/models/NAME[/versions/V]; or of the server alone, with `model`.
-      model: the name of the model, if the address does not have it.
+      url: http(s)://HOST[:PORT]/v2/models/NAME[/versions/V]; or that of the server alone, with `model`.
+      model: the name of the model, if the URL does not have it.
       schedule: "linear:1000:0.0001:0.02" and the like, or a JSON file of betas (`ConversionOptions`).
       prediction: "epsilon", "sample" or "v_prediction".
       image_size: height and width.
       options: how to ask, and where the token is.
-      retry: how to ask again, for `eps`; a run has its own.
+      retry: how `eps` retries; a run has its own setting.
       say: shows a line.
 
     Raises:
-      ValueError: in one line, if this is no model that can be asked.
+      ValueError: in one line, if the model cannot be asked.
       ConnectionError: if the server cannot be reached.
     """
 
@@ -72,11 +71,11 @@ class RemoteDenoiser(Denoiser):
     ):
         place, self._path = _address(url, model)
         self._transport, self._retry, self._say = Transport(place, options), retry, say
-        self._encoding = _Encoding()
-        stated = Stated(schedule, prediction, image_size, options.layout, options.num_classes)
+        self._takes_binary: bool | None = None  # unknown until the first answer
+        claims = UserClaims(schedule, prediction, image_size, options.layout, options.num_classes)
         metadata = self._get(self._path)
         config = {} if "parameters" in metadata else self._get(f"{self._path}/config", optional=True)  # Triton's
-        self.contract = contract = read_contract(metadata, config, stated)
+        self.contract = contract = read_contract(metadata, config, claims)
         size = max(1, _VALUES // math.prod(contract.shape))
         limits = [size if options.max_batch is None else options.max_batch, contract.max_batch]
         super().__init__(
@@ -85,7 +84,7 @@ class RemoteDenoiser(Denoiser):
             contract.schedule,
             contract.shape,
             num_classes=contract.num_classes,
-            condition_shape=_condition_shape(contract),
+            condition_shape=contract.condition and jax.ShapeDtypeStruct(contract.condition, jnp.float32),
             fingerprint=_fingerprint(contract, place, self._path),
             name=self._path.split("/")[3],
             traceable=False,
@@ -94,7 +93,7 @@ class RemoteDenoiser(Denoiser):
 
     @property
     def origin(self) -> str:
-        """Where it is, in words."""
+        """Where the model is, in words."""
         return f"hosted at {self._transport.place}"
 
     def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
@@ -107,17 +106,17 @@ class RemoteDenoiser(Denoiser):
         return jnp.asarray(answer)
 
     def wait_turn(self, images: int, stop: threading.Event) -> None:
-        """Wait as long as the rate, or a server that was busy, asks for."""
+        """Wait as long as the rate limit, or a busy server, asks for."""
         self._transport.pace.wait(images, stop)
 
     def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
-        """As `Denoiser.conditions_for`; only labels can be taken from images."""
+        """As `Denoiser.conditions_for`; images have labels only."""
         if self.contract.condition is not None:
-            raise ValueError(f"{self.name} takes a condition that images do not have: ask it in Python, with eps")
+            raise ValueError(f"{self.name} takes a condition that images do not have: call its eps from Python")
         return super().conditions_for(batch)
 
     def _apply(self, params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
-        """One request."""
+        """Send one request."""
         del params
         contract = self.contract
         given = np.asarray(x, np.float32)
@@ -136,47 +135,39 @@ class RemoteDenoiser(Denoiser):
         return contract.schedule.noise_of(jnp.asarray(answer), contract.prediction, x, t)
 
     def _infer(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        binary = self._encoding.binary
+        """Send the tensors and return eps. Binary tensors, which are exact and short, are tried first."""
+        binary = self._takes_binary is not False
         outputs = [{"name": EPS, "parameters": {"binary_data": True}} if binary else {"name": EPS}]
-        # KServe gives the id back, and fails if there is none.
+        # KServe returns the id, and fails if there is none.
         request = kserve.encode("inputs", tensors, binary=binary, outputs=outputs, id="dime_jax")
-        x = tensors[X]
-        most = kserve.most_bytes(x.size)
+        shape = tensors[X].shape
+        most = kserve.most_bytes(math.prod(shape))
         reply = self._transport.post(f"{self._path}/infer", request.body, request.headers, most)
-        if reply.status != 200:
-            raise self._failure(reply, binary)
-        self._encoding.settle()
-        return self._answer(reply, x.shape)
+        if reply.status == 200:
+            self._takes_binary = binary or self._takes_binary
+            return self._answer(reply, shape)
+        text = f"{self.name} answered HTTP {reply.status}: {self._transport.scrub(_message(reply.body))}"
+        if binary and self._takes_binary is not True and reply.status in _REFUSES_BINARY:
+            self._takes_binary = False
+            raise TryLater(f"{text}; trying JSON in place of binary tensors", 0.0)
+        raise ConnectionError(text) if reply.status >= 500 else ValueError(text)
 
     def _answer(self, reply: Reply, shape: tuple[int, ...]) -> np.ndarray:
-        """eps, of the datatype and shape it must have; where it is not finite, the run says so of the image."""
-        length = reply.headers.get(kserve.HEAD_LENGTH.lower())
-        if length is not None and not re.fullmatch(r"\d{1,12}", length):
-            raise ValueError(f"{self.name}: expected {kserve.HEAD_LENGTH} to be a number")
+        """Return eps, of the right datatype and shape; a run reports the images for which it is not finite."""
         try:
-            message = kserve.Message(reply.body, None if length is None else int(length))
-            tensors = kserve.decode("outputs", message).tensors
-        except kserve.Malformed as error:
-            said = self._transport.scrub(str(error))
-            raise ValueError(f"{self.name} gave no answer that can be read: {said}") from None
+            length = kserve.parse_length(reply.headers, kserve.HEAD_LENGTH)
+            tensors = kserve.decode("outputs", kserve.Message(reply.body, length)).tensors
+        except ValueError as error:
+            raise ValueError(f"the answer of {self.name} is invalid: {self._transport.scrub(str(error))}") from None
         eps = tensors.get(EPS)
-        if eps is None:
-            got = self._transport.scrub(", ".join(tensors) or "nothing")
-            raise ValueError(f"expected the answer of {self.name} to hold {EPS}, got {got}")
-        if eps.dtype != np.float32 or eps.shape != shape:
-            got = f"{eps.dtype} {list(eps.shape)}"
-            raise ValueError(f"expected {EPS} of {self.name} to be float32 {list(shape)}, got {got}")
+        if eps is None or eps.dtype != np.float32 or eps.shape != shape:
+            got = f"{eps.dtype} {list(eps.shape)}" if eps is not None else ", ".join(tensors) or "nothing"
+            wanted = f"{EPS} of float32 {list(shape)}"
+            raise ValueError(f"the answer of {self.name} must be {wanted}, got {self._transport.scrub(got)}")
         return eps
 
-    def _failure(self, reply: Reply, binary: bool) -> Exception:
-        """What to raise about an answer that is an error."""
-        text = f"{self.name} answered HTTP {reply.status}: {self._transport.scrub(_message(reply.body))}"
-        if reply.status in _REFUSES_BINARY and self._encoding.refuse(binary):
-            return TryLater(f"{text}; trying JSON in place of binary tensors", 0.0)
-        return ConnectionError(text) if reply.status >= 500 else ValueError(text)
-
     def _get(self, path: str, optional: bool = False) -> JsonObject:
-        """A JSON object; of what not every server has, an empty one."""
+        """Return the JSON object at a path; an empty one if it is optional and not there."""
 
         def get() -> Reply:
             reply = self._transport.get(path, _METADATA_BYTES)
@@ -190,54 +181,32 @@ class RemoteDenoiser(Denoiser):
             raise ValueError(f"{self._transport.place} has no model at {path}: HTTP {reply.status} {said}".rstrip())
         try:
             return kserve.parse_object(reply.body)
-        except kserve.Malformed as error:
-            raise ValueError(f"{self._transport.place}{path} is no KServe v2 metadata: {error}") from None
-
-
-class _Encoding:
-    """Whether a server takes binary tensors: tried first, since they are exact and short, and settled by an answer."""
-
-    def __init__(self) -> None:
-        self.binary, self._settled, self._lock = True, False, threading.Lock()
-
-    def settle(self) -> None:
-        """There was an answer to what was sent."""
-        self._settled = True
-
-    def refuse(self, binary: bool) -> bool:
-        """There was an error; returns whether JSON is worth a try."""
-        with self._lock:
-            if binary and not self._settled:
-                self.binary = False
-            return binary and not self.binary
+        except ValueError as error:
+            raise ValueError(f"{self._transport.place}{path} is not KServe v2 metadata: {error}") from None
 
 
 def _address(url: str, model: str | None) -> tuple[ServerPlace, str]:
-    """The place of a server, and the path of the model on it."""
+    """Return the place of a server, and the path of the model on it."""
     place, path = parse_url(url)
     path = path.rstrip("/")
     if model is not None:
         path = f"{path.removesuffix('/v2')}/v2/models/{model}"
     if not re.fullmatch(r"/v2/models/[\w.~%:@+-]{1,200}(/versions/[\w.-]{1,40})?", path, re.ASCII):
-        raise ValueError(f"expected {place}/v2/models/NAME, got the path {path[:100] or '/'}")
+        raise ValueError(f"the URL must be {place}/v2/models/NAME, got the path {path[:100] or '/'}")
     return place, path
 
 
-def _condition_shape(contract: Contract) -> PyTree:
-    return None if contract.condition is None else jax.ShapeDtypeStruct(contract.condition, jnp.float32)
-
-
 def _fingerprint(contract: Contract, place: ServerPlace, path: str) -> str:
-    """The server's, or the address; and whatever else of what was agreed changes the answers."""
+    """Return the server's fingerprint, or the URL; and whatever else in the contract changes the answers."""
     parts = [contract.fingerprint or f"{place}{path}"]
     parts += [value for value, usual in ((contract.layout, "NHWC"), (contract.prediction, "epsilon")) if value != usual]
     return SERVED + " ".join(parts)
 
 
 def _message(body: bytes) -> str:
-    """What a server says about an error."""
+    """Return what a server says about an error."""
     try:
         said = kserve.parse_object(body)
-    except kserve.Malformed:
+    except ValueError:
         return body[:1000].decode("utf-8", "replace")
     return str(said.get("error") or said.get("detail") or said)[:1000]
