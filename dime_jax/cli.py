@@ -483,11 +483,11 @@ def _add_serve(commands: _Commands) -> None:
         commands,
         "serve",
         _serve,
-        "host a model over the Open Inference Protocol (KServe v2), for those who may ask it but not have it",
+        "host a model over the Open Inference Protocol (KServe v2), for clients that may query it without its weights",
         "dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN",
     )
     serve.add_argument("model", help="the model, named as in `audit --model`")
-    serve.add_argument("--name", help="what it is called in its address (default: its own name)")
+    serve.add_argument("--name", help="the model's name in its URL (default: its own name)")
     serve.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine)"
     )
@@ -495,9 +495,11 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--token_env",
         metavar="NAME",
-        help="the environment variable with the token that is asked for",
+        help="the environment variable that holds the token clients must send",
     )
-    serve.add_argument("--max_batch", type=int, default=64, help="images in one request (default: %(default)s)")
+    serve.add_argument(
+        "--max_batch", type=int, default=64, help="the most images in one request (default: %(default)s)"
+    )
     serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
     serve.add_argument(
         "--cache",
