@@ -196,8 +196,6 @@ def _tensor(name: str, datatype: str, row: tuple[int, ...]) -> JsonObject:
 
 def _wants_binary(head: JsonObject) -> bool:
     """Return whether a request asks for a binary answer."""
-    for one in [head, *(head.get("outputs") or [])]:
-        parameters = one.get("parameters") if isinstance(one, dict) else None
-        if isinstance(parameters, dict) and (parameters.get("binary_data") or parameters.get("binary_data_output")):
-            return True
-    return False
+    asked = [one for one in [head, *(head.get("outputs") or [])] if isinstance(one, dict)]
+    parameters = [one["parameters"] for one in asked if isinstance(one.get("parameters"), dict)]
+    return any(one.get("binary_data") or one.get("binary_data_output") for one in parameters)

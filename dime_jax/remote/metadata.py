@@ -95,7 +95,8 @@ def read_contract(metadata: JsonObject, config: JsonObject, claims: UserClaims) 
     inputs, eps = _read_tensors(metadata)
     x, label, condition = inputs[X], inputs.get(LABEL), inputs.get(CONDITION)
     if len(eps.shape) != len(x.shape) or not all(-1 in pair or pair[0] == pair[1] for pair in zip(eps.shape, x.shape)):
-        raise ValueError(f"{EPS} must have the shape of {X}, the server says {list(eps.shape)} and {list(x.shape)}")
+        says = printable(f"{list(eps.shape)} and {list(x.shape)}")
+        raise ValueError(f"{EPS} must have the shape of {X}, the server says {says}")
     limits = said.get("range")
     if limits is not None and [float(number) for number in re.findall(r"-?\d+\.?\d*", str(limits))] != [-1, 1]:
         raise ValueError(f"the model must take images in [-1, 1], the server says {printable(str(limits))}")
@@ -151,7 +152,7 @@ def _check(tensor: TensorSpec) -> None:
 
 def _row_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of one row of a batch, which must be fixed."""
-    if any(size < 1 for size in shape[1:]) or math.prod(shape[1:]) > _LARGEST_IMAGE:
+    if len(shape) > 8 or any(size < 1 for size in shape[1:]) or math.prod(shape[1:]) > _LARGEST_IMAGE:
         raise ValueError(f"{name} must have a fixed shape, the server says {printable(str(list(shape)))}")
     return shape[1:]
 

@@ -27,7 +27,7 @@ from dime_jax.remote import kserve
 from dime_jax.remote.answering import Hosted, HttpAnswer, Refused
 from dime_jax.remote.answering import ServeOptions as ServeOptions
 from dime_jax.remote.options import RemoteOptions
-from dime_jax.remote.transport import read_token
+from dime_jax.remote.transport import ServerPlace, read_token
 
 _Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
 
@@ -62,8 +62,7 @@ class Server:
     def url(self) -> str:
         """The URL of the model."""
         host, port = self._server.server_address[:2]
-        host = f"[{host!s}]" if ":" in str(host) else str(host)
-        return f"http://{host}:{port}/v2/models/{self.hosted.name}"
+        return f"{ServerPlace('http', str(host), port)}/v2/models/{self.hosted.name}"
 
     def start(self) -> "Server":
         """Start answering, in background threads."""
