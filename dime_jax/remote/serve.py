@@ -36,8 +36,8 @@ _IDLE_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 30.0
 
 
-class Server:
-    """A model on a port, from `start` to `stop`; also a context manager.
+class Server(http.server.ThreadingHTTPServer):
+    """A model on a port, from `start` to `stop`; also a context manager. Each connection has a thread of its own.
 
     Args:
       denoiser: the model.
@@ -46,6 +46,9 @@ class Server:
       log: shows a line.
     """
 
+    daemon_threads = True  # threads of idle connections must not keep the process alive
+    request_queue_size = _CONNECTIONS
+
     def __init__(
         self,
         denoiser: Denoiser,
@@ -53,33 +56,67 @@ class Server:
         name: str | None = None,
         log: Callable[[str], object] = lambda line: None,
     ):
-        self.hosted = Hosted(denoiser, options, name)
+        self.hosted, self.log = Hosted(denoiser, options, name), log
         token = None if options.token_env is None else read_token(RemoteOptions(token_env=options.token_env))
-        self._server = _HttpServer((options.host, options.port), self.hosted, token, log)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self.authorization = None if token is None else f"Bearer {token}".encode()
+        self.answering = threading.BoundedSemaphore(_CONNECTIONS)  # a slot for each request that is being answered
+        self._open = threading.BoundedSemaphore(_CONNECTIONS)
+        model = f"/v2/models/{self.hosted.name}"
+        self.infer = f"{model}/infer"
+        self.pages: dict[str, JsonObject] = {
+            "/v2": {"name": "dime_jax", "version": "1", "extensions": ["binary_tensor_data"]},
+            "/v2/health/live": {"live": True},
+            "/v2/health/ready": {"ready": True},
+            model: self.hosted.metadata(),
+            f"{model}/ready": {"name": self.hosted.name, "ready": True},
+        }
+        self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        try:
+            super().__init__((options.host, options.port), _Handler)
+        except OSError as error:
+            raise ValueError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
 
     @property
     def url(self) -> str:
         """The URL of the model."""
-        host, port = self._server.server_address[:2]
+        host, port = self.server_address[:2]
         return f"{ServerPlace('http', str(host), port)}/v2/models/{self.hosted.name}"
 
     def start(self) -> "Server":
         """Start answering, in background threads."""
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
         return self
 
     def stop(self) -> None:
         """Finish the answers that are under way, and give no others."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._server.finish(_SHUTDOWN_SECONDS)
+        self.shutdown()
+        self.server_close()
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        for _ in range(_CONNECTIONS):
+            self.answering.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> "Server":
         return self.start()
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        """Accept a connection, unless too many are open."""
+        if self._open.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        """Serve a connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log nothing: clients may disconnect at any time."""
 
 
 def serve_until_stopped(denoiser: Denoiser, options: ServeOptions, name: str | None = None) -> int:
@@ -106,56 +143,6 @@ def serve_until_stopped(denoiser: Denoiser, options: ServeOptions, name: str | N
     return 0
 
 
-class _HttpServer(http.server.ThreadingHTTPServer):
-    """Answers requests, in a thread for each connection, with at most `_CONNECTIONS` connections at a time."""
-
-    daemon_threads = True  # threads of idle connections must not keep the process alive
-    request_queue_size = _CONNECTIONS
-
-    def __init__(self, address: tuple[str, int], hosted: Hosted, token: str | None, log: Callable[[str], object]):
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.hosted, self.log = hosted, log
-        self.authorization = None if token is None else f"Bearer {token}".encode()
-        self.answering = threading.BoundedSemaphore(_CONNECTIONS)  # a slot for each request that is being answered
-        self._open = threading.BoundedSemaphore(_CONNECTIONS)
-        model = f"/v2/models/{hosted.name}"
-        self.infer = f"{model}/infer"
-        self.pages: dict[str, JsonObject] = {
-            "/v2": {"name": "dime_jax", "version": "1", "extensions": ["binary_tensor_data"]},
-            "/v2/health/live": {"live": True},
-            "/v2/health/ready": {"ready": True},
-            model: hosted.metadata(),
-            f"{model}/ready": {"name": hosted.name, "ready": True},
-        }
-        try:
-            super().__init__(address, _Handler)
-        except OSError as error:
-            raise ValueError(f"cannot listen on {address[0]}:{address[1]}: {error.strerror}") from None
-
-    def process_request(self, request: _Request, client_address: object) -> None:
-        """Accept a connection, unless too many are open."""
-        if self._open.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: _Request, client_address: object) -> None:
-        """Serve a connection until it ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._open.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log nothing: clients may disconnect at any time."""
-
-    def finish(self, seconds: float) -> None:
-        """Wait until nothing is being answered, and answer nothing more."""
-        deadline = time.monotonic() + seconds
-        for _ in range(_CONNECTIONS):
-            self.answering.acquire(timeout=max(0.0, deadline - time.monotonic()))
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
@@ -163,7 +150,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "dime_jax", ""
     timeout = _IDLE_SECONDS
     disable_nagle_algorithm = True
-    server: _HttpServer
+    server: Server
 
     def do_GET(self) -> None:
         """Answer questions about the server and the model."""
