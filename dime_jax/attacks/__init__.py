@@ -2,7 +2,7 @@
 
 from dime_jax.attacks.bands import ATTACKS as _BANDS
 from dime_jax.attacks.bands import band_energies, dime_bands
-from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, grid, norm, query
+from dime_jax.attacks.base import Answer, Attack, Call, Query, Reading, Recipe, Setting, grid, masked, norm
 from dime_jax.attacks.clid import ATTACKS as _CLID
 from dime_jax.attacks.described import describe_attack
 from dime_jax.attacks.dime import ATTACKS as _DIME
@@ -27,6 +27,7 @@ from dime_jax.attacks.secmi import ATTACKS as _SECMI
 from dime_jax.attacks.secmi import secmi
 from dime_jax.attacks.sima import ATTACKS as _SIMA
 from dime_jax.attacks.sima import sima, sima_mc
+from dime_jax.core.draws import Draw
 
 for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS):
     register_attack(_attack)
@@ -42,6 +43,8 @@ __all__ = [
     "DimeStats",
     "DimeTerms",
     "Discriminant",
+    "Draw",
+    "Query",
     "Reading",
     "Recipe",
     "Rule",
@@ -60,9 +63,9 @@ __all__ = [
     "grid",
     "load_attack_module",
     "loss",
+    "masked",
     "norm",
     "pia",
-    "query",
     "register_attack",
     "secmi",
     "sima",

@@ -1,16 +1,16 @@
 """Calls that several attacks read: responses to the image itself (PIA, SecMI, SimA) and to noised ones (Loss, SimA)."""
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 
-from dime_jax._util import validate
-from dime_jax._util.typing import Array
-from dime_jax.attacks.base import STATE, Answer, Call, norm, query
-from dime_jax.core.denoiser import EpsFn
-from dime_jax.core.draws import Randomness
+from dime_jax._util.typing import PyTree
+from dime_jax.attacks.base import STATE, Answer, Arrays, Call, Mask, Query, norm
+from dime_jax.core.draws import Draw
 from dime_jax.core.schedule import NoiseSchedule
 
 
@@ -25,25 +25,38 @@ class Place(NamedTuple):
 class Raw(Call):
     """ε(x, t) on the unscaled image. State: the Place (x, ε)."""
 
-    t: int
+    t: ArrayLike
 
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require t in range."""
-        validate.check_timestep(self.t, schedule.num_steps)
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree) -> Query:
+        """The image itself."""
+        return Query(x, self.t)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Number l4: ‖ε‖₄."""
-        del schedule, draws, given
-        eps = query(eps_fn, x, self.t)
-        return Answer(Place(x, eps), {"l4": norm(eps, 4)})
+        return Answer(Place(x, eps), {"l4": norm(eps, 4, mask)})
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Noisy(Call):
-    """ε(√ᾱ x + σ ξ_index, t) at Gaussian noise ξ. State: the sum of the responses to noises 0 … index."""
+class AtNoise(Call):
+    """ε(√ᾱ x + σ ξ_index, t) at Gaussian noise ξ."""
 
-    t: int
+    t: ArrayLike
     index: int
+
+    def draws(self) -> Mapping[str, Draw]:
+        """ξ_index."""
+        return {"noise": Draw("gaussian", self.index)}
+
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree) -> Query:
+        """The noised image √ᾱ x + σ ξ."""
+        return Query(schedule.noised(x, drawn["noise"], self.t), self.t)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Noisy(AtNoise):
+    """ε(√ᾱ x + σ ξ_index, t) at Gaussian noise ξ. State: the sum of the responses to noises 0 … index."""
 
     needs_source: ClassVar[frozenset[str]] = frozenset({"mean_l4", STATE})
 
@@ -52,22 +65,18 @@ class Noisy(Call):
         """The noise before this one."""
         return Noisy(self.t, self.index - 1) if self.index else None
 
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require t in range."""
-        validate.check_timestep(self.t, schedule.num_steps)
-
-    def start(self, x: jax.Array) -> jax.Array:
-        """An empty sum, so that the first noise runs through the same program as the others."""
+    def start(self, x: Array) -> Array:
+        """Return an empty sum, so that the first noise runs through the same program as the others."""
         return jnp.zeros_like(x)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Array, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Numbers loss: ‖ξ - ε‖; l4: ‖ε‖₄; mean_l4: ‖mean of the responses up to this one‖₄."""
-        noise = draws.gaussian(self.index, x)
-        eps = query(eps_fn, schedule.noised(x, noise, self.t), self.t)
         total = given + eps
         numbers = {
-            "loss": norm(noise - eps),
-            "l4": norm(eps, 4),
-            "mean_l4": norm(total / (self.index + 1), 4),
+            "loss": norm(drawn["noise"] - eps, 2, mask),
+            "l4": norm(eps, 4, mask),
+            "mean_l4": norm(total / (self.index + 1), 4, mask),
         }
         return Answer(total, numbers)

@@ -47,7 +47,7 @@ class Calibration(NamedTuple):
 
     def score(self, terms: np.ndarray) -> np.ndarray:
         """Scores [n] of terms [columns, n] at the frozen setting; lower for members."""
-        return weighted(np.asarray(terms, np.float64), self.weights, self.stats)
+        return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
 
     @property
     def label(self) -> str:

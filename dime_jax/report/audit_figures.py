@@ -235,7 +235,7 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
     assert frozen.stats is not None
     table = record.reference.table
     terms = table.terms(pipeline.frozen_job(frozen))
-    level, trace = frozen.stats.standardize(terms)
+    level, trace = np.asarray(frozen.stats.standardize(terms))
     figure, axes = _new()
     for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):
         chosen = np.isin(table.index, side[:: max(1, len(side) // _MOST_POINTS)])

@@ -3,7 +3,7 @@
     TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
     TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
     TABLE/shards/*.parquet     rows of the run so far
-    TABLE/shards/*.npz         units of which some calls were asked so far (see `walks`)
+    TABLE/shards/*.npz         units of which some calls were made so far (see `unit_progress`)
     TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
@@ -34,9 +34,9 @@ from dime_jax._util.digests import Damaged, Sealed
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import BUILT_IN, modules
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.scoring import query_ledger, shards, walks
+from dime_jax.scoring import query_ledger, shards, unit_progress
 from dime_jax.scoring.planning import Job, Plan
-from dime_jax.scoring.walks import Partial
+from dime_jax.scoring.unit_progress import StoredProgress
 
 FORMAT, VERSION = "dime_jax score table", 1
 OK, NOT_FINITE, UNREADABLE = 0, 1, 2
@@ -135,10 +135,10 @@ def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
     return status
 
 
-def partials(directory: pathlib.Path) -> list[Partial]:
+def partials(directory: pathlib.Path) -> list[StoredProgress]:
     """The units that were in the middle when a run ended; those finished since are among them."""
     lists = map(digests.read, shards.lists_in(directory))
-    return [walks.decode(one, name) for one in lists for name in one.digests if shards.is_partial(name)]
+    return [unit_progress.decode(one, name) for one in lists for name in one.digests if shards.is_partial(name)]
 
 
 def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
@@ -236,7 +236,8 @@ class ScoreTable:
             raise ValueError(
                 f"{self.directory} does not hold {job.attack.name} at {dict(job.setting)}: no {missing[0]}"
             )
-        return recipe.assemble(np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64))
+        readings = np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64)
+        return np.asarray(recipe.assemble(readings))
 
 
 def read_table(directory: str | os.PathLike[str]) -> ScoreTable:

@@ -65,7 +65,7 @@ class ShardWriter:
         Args:
           seconds: how long the rows took.
           ledger: of this process; before its first query too, so that no ledger is without a list.
-          partial: a unit in the middle (`walks`), in place of the one before; None to leave that one.
+          partial: a unit in the middle (`unit_progress`), in place of the one before; None to leave that one.
         """
         if self._rows:
             table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])

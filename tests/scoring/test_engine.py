@@ -10,7 +10,7 @@ import dime_jax as dj
 from dime_jax import attacks, scoring
 from dime_jax.attacks import dime, registry
 from dime_jax.core import draws
-from dime_jax.scoring import placement, planning, programs, score_table
+from dime_jax.scoring import call_runner, placement, planning, score_table
 
 
 def direct(job, model, x, ids):
@@ -58,7 +58,7 @@ def traced(params, x, t, label):
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     model = network(apply=traced)
-    for part in (programs.query, programs.answer):
+    for part in (call_runner.query_program, call_runner.reduce_program):
         part.cache_clear()
     return scoring.score(model, source(), GRID, tmp_path_factory.mktemp("reference"), options=quiet(micro_batch=2))
 
@@ -69,7 +69,8 @@ def test_one_program_per_kind_of_call_for_the_whole_grid(reference):
     assert [(8, *SHAPE)] == TRACES, "the network is one program for all kinds"
     sharding = placement.choose_placement(network(), None).sharding
     for kind in {*kinds, dime.Scaled}:  # Scaled is read by nobody, but asked
-        assert programs.query(kind, sharding)._cache_size() == programs.answer(kind, sharding)._cache_size() == 1
+        for part in (call_runner.query_program, call_runner.reduce_program):
+            assert part(kind, sharding)._cache_size() == 1
 
 
 @pytest.mark.parametrize("name", sorted({job.attack.name for job in GRID}))
@@ -112,7 +113,7 @@ def test_draws_are_bitwise_the_same_on_any_devices(tmp_path):
 
 def test_kinds_of_call_with_equal_parameters_do_not_share_a_program():
     """A probe and its mirror differ by their class alone."""
-    for part in (programs.query, programs.answer):
+    for part in (call_runner.query_program, call_runner.reduce_program):
         assert len({part(kind, None) for kind in (dime.Probe, dime.Mirror)}) == 2
 
 

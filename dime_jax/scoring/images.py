@@ -1,4 +1,4 @@
-"""The images of a run: which are still to be asked about, by whom, and how they are read."""
+"""The images of a run: which still miss answers, which process asks about them, and how they are read."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -58,8 +58,10 @@ def missing_groups(status: np.ndarray, index: np.ndarray) -> list[Group]:
     return [group for group in groups if len(group.units)]
 
 
-def share(status: np.ndarray, index: np.ndarray, batch_size: int, process: int, processes: int) -> np.ndarray:
-    """The images that one of several processes asks about, in whole batches.
+def images_of_process(
+    status: np.ndarray, index: np.ndarray, batch_size: int, process: int, processes: int
+) -> np.ndarray:
+    """Return the positions of the images that one of several processes asks about, in whole batches.
 
     Whole batches are stored too, so a resumed run has the batches of an unbroken one.
 

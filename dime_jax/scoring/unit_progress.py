@@ -1,11 +1,11 @@
-"""A unit of work in the middle: which of its calls were asked about a batch, and what the others start from.
+"""How far a unit of work is on a batch: which of its calls were made, and what the others start from.
 
 A unit may be hundreds of calls long, so it is stored when time is up and not only at its end. What the calls still to
 come start from is stored with it, so that nothing is asked twice.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,18 +23,20 @@ from dime_jax.scoring.planning import Plan, Unit
 _KINDS = (jax.tree.structure(0), jax.tree.structure(Place._make((0, 0))))
 
 
-class UnitWalk(NamedTuple):
+class UnitProgress(NamedTuple):
     """A unit under way on one batch.
 
     Attributes:
       asked: how many of the unit's calls were asked, in the order of `calls_below`.
       stack: the calls to ask next, the next one last, each with the state that it starts from.
       numbers: what was answered, each [B], by call and name; of a network they may still be on their way.
+      resumed: queries per image whose answers were stored by an earlier run.
     """
 
     asked: int
     stack: tuple[tuple[Call, PyTree], ...]
-    numbers: dict[Call, dict[str, Array]]
+    numbers: Mapping[Call, Mapping[str, Array]]
+    resumed: int = 0
 
     @property
     def finished(self) -> bool:
@@ -42,8 +44,8 @@ class UnitWalk(NamedTuple):
         return not self.stack
 
 
-class Partial(NamedTuple):
-    """A walk on disk: of which unit and images, the readings of the calls asked so far [r, B], and the rest of it."""
+class StoredProgress(NamedTuple):
+    """The same on disk: of which unit and images, the readings of the calls made so far [r, B], and the rest of it."""
 
     unit: int
     index: np.ndarray  # type: ignore[assignment]
@@ -59,55 +61,61 @@ class Partial(NamedTuple):
         return same and np.array_equal(self.usable, batch.usable)
 
 
-def begin(unit: Unit) -> UnitWalk:
-    """Nothing asked yet."""
-    return UnitWalk(0, tuple((root, None) for root in reversed(unit.roots)), {})
+def begin(unit: Unit) -> UnitProgress:
+    """Return the state of a unit of which no call was made."""
+    return UnitProgress(0, tuple((root, None) for root in reversed(unit.roots)), {})
 
 
-def to_partial(number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: UnitWalk) -> Partial | None:
-    """What to store of a walk, after waiting for its numbers; None if its states are of a kind that cannot be."""
-    states = list({id(state): state for _, state in walk.stack if state is not None}.values())
+def to_stored(
+    number: int, unit: Unit, trees: Trees, batch: PlacedBatch, progress: UnitProgress
+) -> StoredProgress | None:
+    """Wait for the numbers of a unit, and return what to store of it; None if its states cannot be stored.
+
+    Args:
+      number: of the unit.
+      unit: the unit.
+      trees: which call starts from which.
+      batch: the images.
+      progress: how far the unit is.
+    """
+    states = list({id(state): state for _, state in progress.stack if state is not None}.values())
     if any(jax.tree.structure(state) not in _KINDS for state in states):
         return None
     place = {id(state): i for i, state in enumerate(states)}
     order = {call: i for i, call in enumerate(calls_below(unit.roots, trees))}
-    stack = tuple((order[call], -1 if state is None else place[id(state)]) for call, state in walk.stack)
-    known = [walk.numbers[call][name] for call, name in unit.readings if call in walk.numbers]
+    stack = tuple((order[call], -1 if state is None else place[id(state)]) for call, state in progress.stack)
+    known = [progress.numbers[call][name] for call, name in unit.readings if call in progress.numbers]
     readings = np.zeros((len(known), len(batch.index)), np.float32)
     if known:
         readings[:] = jax.device_get(known)
-    return Partial(number, batch.index, batch.usable, walk.asked, readings, stack, tuple(jax.device_get(states)))
+    states = jax.device_get(states)
+    return StoredProgress(number, batch.index, batch.usable, progress.asked, readings, stack, tuple(states))
 
 
-def from_partial(partial: Partial, unit: Unit, trees: Trees) -> UnitWalk:
-    """Go on where a stored walk ended."""
-    calls = calls_below(unit.roots, trees)
-    stack = tuple((calls[call], None if state < 0 else partial.states[state]) for call, state in partial.stack)
-    numbers: dict[Call, dict[str, Array]] = {call: {} for call in calls[: partial.asked]}
+def resume(stored: StoredProgress, plan: Plan) -> UnitProgress:
+    """Return the state of the unit that was stored."""
+    unit = plan.units[stored.unit]
+    calls = calls_below(unit.roots, plan.trees)
+    stack = tuple((calls[call], None if state < 0 else stored.states[state]) for call, state in stored.stack)
+    numbers: dict[Call, dict[str, Array]] = {call: {} for call in calls[: stored.asked]}
     known = [reading for reading in unit.readings if reading.call in numbers]
-    for (call, name), values in zip(known, partial.readings, strict=True):
+    for (call, name), values in zip(known, stored.readings, strict=True):
         numbers[call][name] = values
-    return UnitWalk(partial.asked, stack, numbers)
+    return UnitProgress(stored.asked, stack, numbers, sum(call.queries for call in numbers))
 
 
-def queries_known(partial: Partial, plan: Plan) -> int:
-    """What the stored part of a unit has cost per image."""
-    calls = calls_below(plan.units[partial.unit].roots, plan.trees)
-    return sum(call.queries for call in calls[: partial.asked])
-
-
-def encode(partial: Partial) -> bytes:
-    """A file of arrays."""
-    arrays = {f"state_{i}_{j}": leaf for i, state in enumerate(partial.states) for j, leaf in enumerate(_leaves(state))}
-    buffer, stack = io.BytesIO(), np.array(partial.stack, np.int64).reshape(-1, 2)
-    numbers = np.array([partial.unit, partial.asked])
-    fields = {"index": partial.index, "usable": partial.usable, "readings": partial.readings}
+def encode(stored: StoredProgress) -> bytes:
+    """Return the content of an npz file."""
+    arrays = {f"state_{i}_{j}": leaf for i, state in enumerate(stored.states) for j, leaf in enumerate(_leaves(state))}
+    buffer, stack = io.BytesIO(), np.array(stored.stack, np.int64).reshape(-1, 2)
+    numbers = np.array([stored.unit, stored.asked])
+    fields = {"index": stored.index, "usable": stored.usable, "readings": stored.readings}
     np.savez(buffer, allow_pickle=False, numbers=numbers, stack=stack, **fields, **arrays)
     return buffer.getvalue()
 
 
-def decode(sealed: digests.Sealed, name: str) -> Partial:
-    """What `encode` wrote, from a file that a list of shards names, checked."""
+def decode(sealed: digests.Sealed, name: str) -> StoredProgress:
+    """Read what `encode` wrote, from a file that a list of shards names, and check it."""
     arrays = sealed.read_arrays(name)
     try:
         unit, asked = arrays["numbers"].tolist()
@@ -115,7 +123,7 @@ def decode(sealed: digests.Sealed, name: str) -> Partial:
         count = 1 + max((state for _, state in stack), default=-1)
         leaves = [[arrays[name] for name in (f"state_{i}_0", f"state_{i}_1") if name in arrays] for i in range(count)]
         states = tuple(map(_state, leaves))
-        return Partial(unit, arrays["index"], arrays["usable"], asked, arrays["readings"], stack, states)
+        return StoredProgress(unit, arrays["index"], arrays["usable"], asked, arrays["readings"], stack, states)
     except (KeyError, ValueError) as error:
         raise Damaged(f"{sealed.path.parent / name} is damaged: {error}") from None
 
