@@ -4,7 +4,6 @@ from dime_jax.attacks.bands import ATTACKS as _BANDS
 from dime_jax.attacks.bands import band_energies, dime_bands
 from dime_jax.attacks.base import Answer, Attack, Call, Query, Reading, Recipe, Setting, grid, masked, norm
 from dime_jax.attacks.clid import ATTACKS as _CLID
-from dime_jax.attacks.described import describe_attack
 from dime_jax.attacks.dime import ATTACKS as _DIME
 from dime_jax.attacks.dime import (
     DimeStats,
@@ -21,7 +20,7 @@ from dime_jax.attacks.loss import loss
 from dime_jax.attacks.modules import load_attack_module
 from dime_jax.attacks.pia import ATTACKS as _PIA
 from dime_jax.attacks.pia import pia
-from dime_jax.attacks.registry import attack_names, get_attack, register_attack
+from dime_jax.attacks.registry import attack_names, describe_attack, get_attack, register_attack
 from dime_jax.attacks.rules import Angles, Discriminant, Rule, Single
 from dime_jax.attacks.secmi import ATTACKS as _SECMI
 from dime_jax.attacks.secmi import secmi

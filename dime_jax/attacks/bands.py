@@ -171,7 +171,7 @@ def dime_bands(eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, probe: Arra
     """
     x = images(x)
     probes = check_draws(jnp.asarray(probe)[None], x, "probe")
-    return run_recipe(answers_at([int(t)], gamma), eps_fn, schedule, x, Given(probes))
+    return run_recipe(one_answer({"t": int(t), "gamma": gamma}), eps_fn, schedule, x, Given(probes))
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes

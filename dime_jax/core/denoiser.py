@@ -149,7 +149,16 @@ class Denoiser:
         name: str = "mine",
         traceable: bool = False,
     ) -> "Denoiser":
-        """Wrap any callable eps(x, t[, label]); set `traceable` if it is pure JAX and may be jitted."""
+        """Wrap any callable.
+
+        Args:
+          fn: eps(x, t), or eps(x, t, label) for class-conditional models.
+          schedule: the noise schedule that it was trained with.
+          image_shape: of one image.
+          num_classes: of a class-conditional model.
+          name: by which it is known.
+          traceable: whether it is pure JAX and may be jitted.
+        """
 
         def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> Any:
             del params

@@ -128,7 +128,7 @@ class CallRunner:
         self._retry, self._say = retry, say
         self._key = jax.random.key(seed)
         self._constants = placement.put_everywhere((denoiser.params, denoiser.schedule, self._key))
-        self.asked_in_python: set[type[Call]] = set()
+        self._asked_in_python: set[type[Call]] = set()
 
     def prepare(self, batch: data.Batch, conditions: Collection[str]) -> PlacedBatch:
         """Put a batch on the devices, in the model's own space, with what the model is told under the conditions."""
@@ -143,17 +143,17 @@ class CallRunner:
         mask = None if denoiser.mask_fn is None else masker(denoiser.mask_fn, sharding)(params, x, key, ids)
         return PlacedBatch(x, ids, told, batch.index, batch.ids, batch.mask, mask)
 
-    def advance(self, unit: UnitProgress, trees: Trees, batch: PlacedBatch, most: int) -> UnitProgress:
+    def advance(self, unit: UnitProgress, trees: Trees, most: int) -> UnitProgress:
         """Make the next calls of a unit, depth first, at most `most`; none if no row of the batch is usable."""
-        if not batch.usable.any():
+        if not unit.batch.usable.any():
             return unit._replace(stack=(), numbers={})
-        asked, stack, numbers = unit.asked, list(unit.stack), dict(unit.numbers)
-        while stack and asked - unit.asked < most:
+        stack, numbers, kinds = list(unit.stack), dict(unit.numbers), len(self._asked_in_python)
+        while stack and len(numbers) - len(unit.numbers) < most:
             call, given = stack.pop()
-            state, numbers[call] = self._ask(call, given, batch)
+            state, numbers[call] = self._ask(call, given, unit.batch)
             stack.extend((child, state) for child in reversed(trees.get(call, ())))
-            asked += 1
-        return unit._replace(asked=asked, stack=tuple(stack), numbers=numbers)
+        at_full_speed = unit.at_full_speed and len(self._asked_in_python) == kinds
+        return unit._replace(stack=tuple(stack), numbers=numbers, at_full_speed=at_full_speed)
 
     def _ask(self, call: Call, given: PyTree, batch: PlacedBatch) -> tuple[PyTree, Mapping[str, Array]]:
         """Make one call, and return its state and numbers."""
@@ -184,7 +184,7 @@ class CallRunner:
 
     def _ask_in_python(self, call: Call, given: PyTree, batch: PlacedBatch) -> tuple[PyTree, Mapping[str, Array]]:
         """Ask about the usable rows only, since each may cost money; the numbers are spread over [B] again."""
-        self.asked_in_python.add(type(call))
+        self._asked_in_python.add(type(call))
         part = batch.usable_part()
         eps_fn = self._retrying_eps_fn(part.conditions[call.condition], part.index)
         batch_draws = draws.Draws(self._key, part.draw_ids)

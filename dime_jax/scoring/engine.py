@@ -212,7 +212,7 @@ def _begin(request: _Request) -> _Run:
     for partial in partials:  # with another micro-batch their units are asked from the start
         if len(partial.index) == micro_batch * len(request.placement.devices):
             rows = partial.index[partial.usable]
-            needed[rows] -= unit_progress.resume(partial, plan).resumed * (status[partial.unit, rows] < 0)
+            needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
     allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
     writer = ShardWriter(directory, process)
     progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
@@ -220,7 +220,7 @@ def _begin(request: _Request) -> _Run:
     runner = CallRunner(
         request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say
     )
-    storage = TableStorage(status, writer, ledger, progress, options.shard_seconds, partials)
+    storage = TableStorage(plan, status, writer, ledger, progress, options.shard_seconds, partials)
     images = Images(request.source, request.transform)
     return _Run(request, mine, micro_batch, images, runner, storage, ledger, progress)
 
@@ -253,13 +253,14 @@ def _finish(run: _Run) -> None:
 def _score_missing(run: _Run, micro_batch: int) -> None:
     """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
     traceable = run.request.denoiser.traceable
-    under_way: collections.deque[tuple[int, PlacedBatch, UnitProgress, bool]] = collections.deque()
+    under_way: collections.deque[UnitProgress] = collections.deque()
     # A plain function has answered when it returns, and does not compile.
     most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
 
     def store(leave: int) -> None:
         while len(under_way) > leave:
-            _store(run, *under_way.popleft())
+            if not run.storage.add(under_way.popleft()):
+                refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
 
     try:
         for number, (units, batch) in enumerate(_batches(run, micro_batch)):
@@ -267,10 +268,7 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
                 store(leave=0)
                 run.progress.compiled()
             for unit in units:
-                kinds = len(run.runner.asked_in_python)
-                progress = _ask(run, unit, batch, before_noting=lambda: store(leave=0))
-                at_full_speed = len(run.runner.asked_in_python) == kinds  # the first call of a kind compiles
-                under_way.append((unit, batch, progress, at_full_speed))
+                under_way.append(_ask(run, unit, batch, before_noting=lambda: store(leave=0)))
                 store(leave=most_under_way)
         store(leave=0)
     except Exception:
@@ -293,18 +291,17 @@ def _ask(run: _Run, number: int, batch: PlacedBatch, before_noting: Callable[[],
     """
     plan, storage = run.request.plan, run.storage
     run.progress.what = plan.units[number].name
-    stored = storage.find(number, batch)
-    now = unit_progress.resume(stored, plan) if stored else unit_progress.begin(plan.units[number])
+    unit = unit_progress.begin(number, plan, batch, storage.find(number, batch))
     # A network answers while more is asked: note what was asked before. A function may fail at any call.
-    traceable, earlier = run.request.denoiser.traceable, collections.deque([now])
-    while not now.finished:
-        now = run.runner.advance(now, plan.trees, batch, storage.calls_at_once if traceable else 1)
-        earlier.append(now)
-        if not now.finished and len(earlier) > 1 + traceable:
+    traceable, recent = run.request.denoiser.traceable, collections.deque([unit])
+    while unit.stack:
+        unit = run.runner.advance(unit, plan.trees, storage.calls_at_once if traceable else 1)
+        recent.append(unit)
+        if unit.stack and len(recent) > 1 + traceable:
             before_noting()
-            begin, end = earlier.popleft(), earlier[0]
-            storage.note(number, plan, batch, end, end.asked - begin.asked)
-    return now
+            before, after = recent.popleft(), recent[0]
+            storage.note(after, len(after.numbers) - len(before.numbers))
+    return unit
 
 
 def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
@@ -313,12 +310,6 @@ def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBa
     for units, rows in missing_groups(run.storage.status, run.mine):
         for batch in run.images.batches(rows, micro_batch * len(placement.devices)):
             yield units, run.runner.prepare(batch, conditions)
-
-
-def _store(run: _Run, number: int, batch: PlacedBatch, progress: UnitProgress, at_full_speed: bool) -> None:
-    unit = run.request.plan.units[number]
-    if not run.storage.add(number, unit, batch, progress, at_full_speed=at_full_speed):
-        refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
 
 
 def _calls(plan: Plan) -> Iterator[Call]:

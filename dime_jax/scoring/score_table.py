@@ -47,7 +47,18 @@ _SCORES, _SCHEDULE, _TERMS = "scores.parquet", "schedule.npz", "terms.npz"
 def identity(
     plan: Plan, *, model: str, data: str, images: int, transform: str, seed: int, precision: str, code: str
 ) -> JsonObject:
-    """What a table is of: everything that its numbers depend on."""
+    """Return what a table is of: everything that its numbers depend on.
+
+    Args:
+      plan: the calls and readings.
+      model: its fingerprint.
+      data: fingerprint of the images.
+      images: how many there are.
+      transform: name of their preprocessing.
+      seed: of all draws.
+      precision: of matrix products.
+      code: version of this package.
+    """
     files = modules.files_of(job.attack.name for job in plan.jobs)
     return {
         "model": model,

@@ -14,10 +14,10 @@ import numpy as np
 from dime_jax._util import digests
 from dime_jax._util.digests import Damaged
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.attacks.base import Call, Trees, calls_below
+from dime_jax.attacks.base import Call, calls_below
 from dime_jax.attacks.calls import Place
 from dime_jax.scoring.placement import PlacedBatch
-from dime_jax.scoring.planning import Plan, Unit
+from dime_jax.scoring.planning import Plan
 
 # How states may be built of arrays; a unit with other states is stored at its end only.
 _KINDS = (jax.tree.structure(0), jax.tree.structure(Place._make((0, 0))))
@@ -27,21 +27,22 @@ class UnitProgress(NamedTuple):
     """A unit under way on one batch.
 
     Attributes:
-      asked: how many of the unit's calls were asked, in the order of `calls_below`.
-      stack: the calls to ask next, the next one last, each with the state that it starts from.
-      numbers: what was answered, each [B], by call and name; of a network they may still be on their way.
+      number: of the unit in the plan.
+      batch: the images.
+      stack: the calls to make next, the next one last, each with the state that it starts from.
+      numbers: what the calls made so far answered, in the order of `calls_below`: each [B], by call and name; of a
+        network they may still be on their way.
       resumed: queries per image whose answers were stored by an earlier run.
+      at_full_speed: False if a kind of call was made in Python for the first time, which compiles what it does around
+        the model.
     """
 
-    asked: int
+    number: int
+    batch: PlacedBatch
     stack: tuple[tuple[Call, PyTree], ...]
     numbers: Mapping[Call, Mapping[str, Array]]
     resumed: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether all calls were asked."""
-        return not self.stack
+    at_full_speed: bool = True
 
 
 class StoredProgress(NamedTuple):
@@ -61,56 +62,58 @@ class StoredProgress(NamedTuple):
         return same and np.array_equal(self.usable, batch.usable)
 
 
-def begin(unit: Unit) -> UnitProgress:
-    """Return the state of a unit of which no call was made."""
-    return UnitProgress(0, tuple((root, None) for root in reversed(unit.roots)), {})
+def queries_stored(stored: StoredProgress, plan: Plan) -> int:
+    """Return what the stored part of a unit has cost per image."""
+    calls = calls_below(plan.units[stored.unit].roots, plan.trees)
+    return sum(call.queries for call in calls[: stored.asked])
 
 
-def to_stored(
-    number: int, unit: Unit, trees: Trees, batch: PlacedBatch, progress: UnitProgress
-) -> StoredProgress | None:
-    """Wait for the numbers of a unit, and return what to store of it; None if its states cannot be stored.
+def begin(number: int, plan: Plan, batch: PlacedBatch, stored: StoredProgress | None) -> UnitProgress:
+    """Return a unit as it was stored, or with all of its calls to come.
 
     Args:
       number: of the unit.
-      unit: the unit.
-      trees: which call starts from which.
+      plan: that it is of.
       batch: the images.
-      progress: how far the unit is.
+      stored: what there is of the unit on this batch.
     """
-    states = list({id(state): state for _, state in progress.stack if state is not None}.values())
-    if any(jax.tree.structure(state) not in _KINDS for state in states):
-        return None
-    place = {id(state): i for i, state in enumerate(states)}
-    order = {call: i for i, call in enumerate(calls_below(unit.roots, trees))}
-    stack = tuple((order[call], -1 if state is None else place[id(state)]) for call, state in progress.stack)
-    known = [progress.numbers[call][name] for call, name in unit.readings if call in progress.numbers]
-    readings = np.zeros((len(known), len(batch.index)), np.float32)
-    if known:
-        readings[:] = jax.device_get(known)
-    states = jax.device_get(states)
-    return StoredProgress(number, batch.index, batch.usable, progress.asked, readings, stack, tuple(states))
-
-
-def resume(stored: StoredProgress, plan: Plan) -> UnitProgress:
-    """Return the state of the unit that was stored."""
-    unit = plan.units[stored.unit]
+    unit = plan.units[number]
+    if stored is None:
+        return UnitProgress(number, batch, tuple((root, None) for root in reversed(unit.roots)), {})
     calls = calls_below(unit.roots, plan.trees)
     stack = tuple((calls[call], None if state < 0 else stored.states[state]) for call, state in stored.stack)
     numbers: dict[Call, dict[str, Array]] = {call: {} for call in calls[: stored.asked]}
     known = [reading for reading in unit.readings if reading.call in numbers]
     for (call, name), values in zip(known, stored.readings, strict=True):
         numbers[call][name] = values
-    return UnitProgress(stored.asked, stack, numbers, sum(call.queries for call in numbers))
+    return UnitProgress(number, batch, stack, numbers, queries_stored(stored, plan))
 
 
-def encode(stored: StoredProgress) -> bytes:
-    """Return the content of an npz file."""
-    arrays = {f"state_{i}_{j}": leaf for i, state in enumerate(stored.states) for j, leaf in enumerate(_leaves(state))}
-    buffer, stack = io.BytesIO(), np.array(stored.stack, np.int64).reshape(-1, 2)
-    numbers = np.array([stored.unit, stored.asked])
-    fields = {"index": stored.index, "usable": stored.usable, "readings": stored.readings}
-    np.savez(buffer, allow_pickle=False, numbers=numbers, stack=stack, **fields, **arrays)
+def encode(unit: UnitProgress, plan: Plan) -> bytes | None:
+    """Wait for the numbers of a unit, and return the content of an npz file; None if its states cannot be stored."""
+    states = list({id(state): state for _, state in unit.stack if state is not None}.values())
+    if any(jax.tree.structure(state) not in _KINDS for state in states):
+        return None
+    place = {id(state): i for i, state in enumerate(states)}
+    planned = plan.units[unit.number]
+    order = {call: i for i, call in enumerate(calls_below(planned.roots, plan.trees))}
+    stack = [(order[call], -1 if state is None else place[id(state)]) for call, state in unit.stack]
+    known = [unit.numbers[call][name] for call, name in planned.readings if call in unit.numbers]
+    readings = np.zeros((len(known), len(unit.batch.index)), np.float32)
+    if known:
+        readings[:] = jax.device_get(known)
+    leaves = [jax.tree.leaves(state) for state in jax.device_get(states)]
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        allow_pickle=False,
+        numbers=np.array([unit.number, len(unit.numbers)]),
+        stack=np.array(stack, np.int64).reshape(-1, 2),
+        index=unit.batch.index,
+        usable=unit.batch.usable,
+        readings=readings,
+        **{f"state_{i}_{j}": leaf for i, state in enumerate(leaves) for j, leaf in enumerate(state)},
+    )
     return buffer.getvalue()
 
 
@@ -126,10 +129,6 @@ def decode(sealed: digests.Sealed, name: str) -> StoredProgress:
         return StoredProgress(unit, arrays["index"], arrays["usable"], asked, arrays["readings"], stack, states)
     except (KeyError, ValueError) as error:
         raise Damaged(f"{sealed.path.parent / name} is damaged: {error}") from None
-
-
-def _leaves(state: PyTree) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def _state(leaves: Sequence[np.ndarray]) -> PyTree:
