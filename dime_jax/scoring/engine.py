@@ -5,7 +5,7 @@ Guarantees
 - The network is compiled once per batch shape, and what a class of call does around it once too, for the whole
   (t, γ, probe) grid: a call's numbers, the weights and the schedule are arguments of these programs (`call_runner`).
 - The host waits for the device once per unit of work, or once in a few seconds of one, with more already under way.
-- A run that was killed goes on where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
+- A run that was killed resumes where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
   With the same micro-batch it ends in the same table to the bit, with another micro-batch or other devices or processes
   to about 1e-5.
 - Every query is entered in the ledger before it is asked; no budget is exceeded.
@@ -172,7 +172,7 @@ def score(
         def merge() -> None:
             if first:
                 score_table.merge(directory, len(plan.units), index)
-                score_table.keep_terms(directory, jobs)
+                score_table.store_own_terms(directory, jobs)
 
         together(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
@@ -245,7 +245,7 @@ def _finish(run: _Run) -> None:
                 if jax.process_index() == 0:  # others that run out of memory too would write the same file
                     manifest = score_table.read_manifest(directory)
                     score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
-                progress.say(f"out of memory: going on with a micro-batch of {micro_batch}")
+                progress.say(f"out of memory: continuing with a micro-batch of {micro_batch}")
             else:
                 return
 

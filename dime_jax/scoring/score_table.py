@@ -178,7 +178,7 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
         path.unlink()
 
 
-def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
+def store_own_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     """Add to a complete table the terms of attacks that do not ship with the package, if they are not there yet."""
     sealed = _open(directory)
     foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
@@ -192,7 +192,7 @@ def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
 
 
-def _kept_terms(sealed: Sealed) -> dict[str, np.ndarray]:
+def _own_terms(sealed: Sealed) -> dict[str, np.ndarray]:
     if _TERMS not in sealed.digests:
         return {}
     arrays = sealed.read_arrays(_TERMS)
@@ -215,7 +215,7 @@ class ScoreTable:
       readings: by name, float32 [n]; NaN where the image could not be read, NaN or infinite where the answer was.
       status: OK, NOT_FINITE or UNREADABLE: the worst over the image's units [n].
       queries_made: what it cost, resumes and retries included.
-      kept: terms of a user's own attacks, by name and setting.
+      own_terms: terms of a user's own attacks, by name and setting.
     """
 
     directory: pathlib.Path
@@ -225,7 +225,7 @@ class ScoreTable:
     readings: Mapping[str, np.ndarray]
     status: np.ndarray
     queries_made: int
-    kept: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    own_terms: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def schedule(self) -> NoiseSchedule:
@@ -239,8 +239,8 @@ class ScoreTable:
 
     def terms(self, job: Job) -> np.ndarray:
         """An attack's terms [columns, n] at a setting that the table has; not finite where a reading is not."""
-        if _job_name(job) in self.kept:
-            return self.kept[_job_name(job)]
+        if _job_name(job) in self.own_terms:
+            return self.own_terms[_job_name(job)]
         recipe = job.recipe
         missing = [str(reading) for reading in recipe.readings if str(reading) not in self.readings]
         if missing:
@@ -283,7 +283,7 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
         readings,
         status.max(axis=0),
         query_ledger.queries_made(directory),
-        _kept_terms(sealed),
+        _own_terms(sealed),
     )
 
 

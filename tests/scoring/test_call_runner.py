@@ -90,8 +90,6 @@ def test_an_index_may_be_computed(tmp_path, model):
 
 
 def test_an_attack_that_asks_twice_gets_two_answers(tmp_path):
-    """Also where the two follow from each other inside one program."""
-
     def run(eps_fn, schedule, x, draws, setting):
         return norm(eps_fn(x, 10) - eps_fn(x, 900))[None]
 

@@ -217,7 +217,7 @@ def test_terms_of_foreign_attacks_are_kept(tmp_path, monkeypatch):
     known = planning.Job(attacks.get_attack("dime"), job.setting)
     del registry._REGISTRY["two"]
     stranger = planning.Job(attacks.describe_attack("two"), job.setting)
-    assert list(table.kept) == ['["two", [["gamma", 0.1], ["q", 2], ["t", 70]]]']
+    assert list(table.own_terms) == ['["two", [["gamma", 0.1], ["q", 2], ["t", 70]]]']
     np.testing.assert_array_equal(table.terms(stranger), table.terms(known))
     with pytest.raises(ValueError, match="attack 'two' is not known here"):
         table.terms(stranger._replace(setting={"t": 9}))
