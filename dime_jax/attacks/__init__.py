@@ -2,7 +2,8 @@
 
 from dime_jax.attacks.bands import ATTACKS as _BANDS
 from dime_jax.attacks.bands import band_energies, dime_bands
-from dime_jax.attacks.base import Answer, Attack, Call, Query, Reading, Recipe, Setting, grid, masked, norm
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, grid
+from dime_jax.attacks.calls import Answer, Call, Query, masked, norm
 from dime_jax.attacks.clid import ATTACKS as _CLID
 from dime_jax.attacks.dime import ATTACKS as _DIME
 from dime_jax.attacks.dime import (

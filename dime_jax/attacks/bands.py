@@ -22,24 +22,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from dime_jax.attacks.base import (
-    Answer,
-    Arrays,
-    Attack,
-    Call,
-    Mask,
-    Reading,
-    Recipe,
-    Setting,
-    check_draws,
-    draw_numbers,
-    grid,
-    images,
-    masked,
-    norm,
-    one_number,
-    run_recipe,
-)
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, draw_numbers, grid, one_number, run_recipe
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, check_draws, images, masked, norm
 from dime_jax.attacks.dime import CITATION, FAMILY, GAMMAS, GRIDS, TIERS, TIMES, Probe, Scaled
 from dime_jax.attacks.rules import Discriminant, Terms
 from dime_jax.core.denoiser import PRECISION, EpsFn

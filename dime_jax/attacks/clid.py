@@ -8,8 +8,8 @@ import numpy as np
 from jax import Array
 
 from dime_jax._util.typing import PyTree
-from dime_jax.attacks.base import Answer, Arrays, Attack, Mask, Query, Reading, Recipe, Setting, masked
-from dime_jax.attacks.calls import AtNoise
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting
+from dime_jax.attacks.calls import Answer, Arrays, AtNoise, Mask, Query, masked
 from dime_jax.attacks.rules import TermPair, Terms, Weights
 from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.core.schedule import NoiseSchedule

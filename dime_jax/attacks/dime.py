@@ -22,23 +22,8 @@ from jax.typing import ArrayLike
 
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
-from dime_jax.attacks.base import (
-    Answer,
-    Arrays,
-    Attack,
-    Call,
-    Mask,
-    Query,
-    Reading,
-    Recipe,
-    Setting,
-    check_draws,
-    draw_numbers,
-    grid,
-    images,
-    masked,
-    norm,
-)
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, draw_numbers, grid
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Query, check_draws, images, masked, norm
 from dime_jax.attacks.rules import Angles, Terms, TermStats, weighted
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.draws import Draw, Given

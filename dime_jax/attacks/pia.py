@@ -10,21 +10,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from dime_jax.attacks.base import (
-    BASELINE_GRIDS,
-    Answer,
-    Arrays,
-    Attack,
-    Call,
-    Mask,
-    Query,
-    Recipe,
-    Setting,
-    images,
-    norm,
-    one_number,
-)
-from dime_jax.attacks.calls import Place, Raw
+from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Recipe, Setting, one_number
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Place, Query, Raw, images, norm
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.schedule import NoiseSchedule, per_image
 

@@ -9,23 +9,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_TIMES,
-    STATE,
-    Answer,
-    Arrays,
-    Attack,
-    Call,
-    Mask,
-    Query,
-    Recipe,
-    Setting,
-    grid,
-    images,
-    norm,
-    one_number,
-)
-from dime_jax.attacks.calls import Place, Raw
+from dime_jax.attacks.base import BASELINE_TIMES, Attack, Recipe, Setting, grid, one_number
+from dime_jax.attacks.calls import STATE, Answer, Arrays, Call, Mask, Place, Query, Raw, images, norm
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.draws import NO_DRAWS, Draw, Given
 from dime_jax.core.schedule import NoiseSchedule, per_image

@@ -7,19 +7,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_GRIDS,
-    Attack,
-    Reading,
-    Recipe,
-    Setting,
-    check_draws,
-    draw_numbers,
-    images,
-    norm,
-    one_number,
-)
-from dime_jax.attacks.calls import Noisy, Raw
+from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Reading, Recipe, Setting, draw_numbers, one_number
+from dime_jax.attacks.calls import Noisy, Raw, check_draws, images, norm
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.draws import Given
 from dime_jax.core.schedule import NoiseSchedule

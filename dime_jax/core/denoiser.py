@@ -82,7 +82,7 @@ class Denoiser:
       encode_fn: pure JAX function of (params, pixels, draws) that returns x; None for models of pixels. An encoder that
         samples takes its noise from `draws.latent`. What it does must be part of the fingerprint.
       mask_fn: pure JAX function of (params, x, draws) that says which coordinates of each x count in the norms of the
-        attacks (the mask of `attacks.base.Call.reduce`); None if all do. It too must be part of the fingerprint.
+        attacks (the mask of `attacks.calls.Call.reduce`); None if all do. It too must be part of the fingerprint.
       fingerprint: identifies the weights and architecture in score tables.
       name: for people.
       traceable: whether `apply` may be jitted; False for plain Python functions.

@@ -25,7 +25,8 @@ from jax.typing import ArrayLike
 from dime_jax import data
 from dime_jax._util import validate
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.attacks.base import Answer, Arrays, Call, Query, Trees, Whole, WholeTemplate, evaluate, query_of
+from dime_jax.attacks.base import Trees, Whole, WholeTemplate
+from dime_jax.attacks.calls import Answer, Arrays, Call, Query, evaluate, query_of
 from dime_jax.core import draws
 from dime_jax.core.denoiser import ApplyFn, Denoiser, EpsFn, encoder, masker
 from dime_jax.core.schedule import NoiseSchedule

@@ -31,7 +31,8 @@ from dime_jax import __version__, data
 from dime_jax._util import files, validate
 from dime_jax._util.distributed import together
 from dime_jax._util.progress import Progress
-from dime_jax.attacks.base import Call, Whole
+from dime_jax.attacks.base import Whole
+from dime_jax.attacks.calls import Call
 from dime_jax.core.denoiser import PRECISION, Denoiser
 from dime_jax.scoring import query_ledger, score_table, unit_progress
 from dime_jax.scoring.call_runner import CallRunner

@@ -14,8 +14,8 @@ import numpy as np
 from dime_jax._util import digests
 from dime_jax._util.digests import Damaged
 from dime_jax._util.typing import Array, PyTree
-from dime_jax.attacks.base import Call, calls_below
-from dime_jax.attacks.calls import Place
+from dime_jax.attacks.base import calls_below
+from dime_jax.attacks.calls import Call, Place
 from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Plan
 

@@ -10,7 +10,7 @@ from tiny_model import GRID, SCHEDULE, SHAPE, floats, function, network, quiet, 
 
 import dime_jax as dj
 from dime_jax import attacks, scoring
-from dime_jax.attacks.base import Answer, Call, Query, norm
+from dime_jax.attacks.calls import Answer, Call, Query, norm
 from dime_jax.core import draws
 from dime_jax.core.draws import Draw
 from dime_jax.scoring import call_runner, planning

@@ -193,7 +193,7 @@ def worded(traceable=True):
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Unprompted(base.Call):
+class Unprompted(calls.Call):
     """ε(x, t) without the caption."""
 
     t: int
@@ -201,10 +201,10 @@ class Unprompted(base.Call):
     condition: ClassVar[str] = "empty"
 
     def query(self, schedule, x, drawn, given):
-        return base.Query(x, self.t)
+        return calls.Query(x, self.t)
 
     def reduce(self, schedule, x, drawn, given, asked, eps, mask):
-        return base.Answer(None, {"l4": base.norm(eps, 4, mask)})
+        return calls.Answer(None, {"l4": calls.norm(eps, 4, mask)})
 
 
 def guided_job():

@@ -151,7 +151,7 @@ def test_an_attack_without_recipe_runs_whole(tmp_path, monkeypatch):
 
     def run(eps_fn, schedule, x, z, setting):
         noise = z.gaussian(1, x)
-        return attacks.base.norm(eps_fn(x + noise, int(setting["t"])))[None]
+        return attacks.norm(eps_fn(x + noise, int(setting["t"])))[None]
 
     mine = attacks.register_attack(attacks.Attack("mine", "Mine", "me", run, lambda c: 1, {"quick": [{"t": 9}]}))
     model, images = network(), source()
