@@ -35,9 +35,9 @@ from dime_jax.protocol import pipeline
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
-from experiments import generated, images_alone
+from experiments import generated, without_model
 from experiments.launch import launch
-from experiments.study import Study, generated_directory, open_study, transform_of
+from experiments.study_data import Study, generated_directory, open_study, transform_of
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -177,8 +177,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.calibrate_run(directory))
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
-    on_first_process(lambda: images_alone.write_results(directory))
+    on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
+    on_first_process(lambda: without_model.write_results(directory))
     results = json_files.read_results(directory)
     assert isinstance(results, StudyFindings)
     return results
@@ -189,7 +189,7 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     results = run(config, workdir, config_file)
     if jax.process_index() == 0:
         tables.print_results(results, rich.console.Console())
-        print(f"Without the model: {images_alone.describe(results)}.")
+        print(f"Without the model: {without_model.describe(results)}.")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,26 @@ PIA takes the l2 norm, and its SimA-MC, by its code, the l4 norm of the mean vec
 
 from typing import NamedTuple
 
+DATASETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "stl10u": "STL10-U",
+    "celeba": "CelebA",
+    "imagenet256": "ImageNet",
+    "dp_celeba": "CelebA under DP-SGD",
+    "dp_digits": "Digits under DP-SGD",
+    "digits": "Digits",
+    "latent_digits": "A latent model of digits with captions",
+}
+TABLES = {
+    **dict.fromkeys(("cifar10", "cifar100", "stl10u", "celeba"), "Table 1"),
+    "imagenet256": "Table 2",
+    "dp_celeba": "Table 3",
+}
+# Variants whose setting is the paper's: for ImageNet that includes the scrambled labels of its held-out images, for
+# DP-SGD two recipes.
+VARIANTS = {"imagenet256": "as_published", "dp_celeba": "as_published"}
+
 
 class Published(NamedTuple):
     """One cell group of the paper's tables, in per cent."""
@@ -103,6 +123,12 @@ _TABLE_3 = {
     10: ((51.9, 50.9, 1.40), (50.6, 48.3, 0.80), (52.3, 51.9, 1.00), (51.0, 48.9, 1.00), (53.7, 52.9, 0.80)),
     None: ((69.0, 75.4, 10.20), (75.3, 82.9, 15.40), (71.0, 77.7, 13.60), (74.5, 82.7, 16.20), (79.8, 86.9, 22.40)),
 }
+
+
+def heading(study: str, papers_setting: bool) -> str:
+    """Return what a study is called; a table of the paper is named only over its own setting."""
+    dataset = DATASETS.get(study, study)
+    return f"{TABLES[study]}, {dataset}" if papers_setting else dataset
 
 
 def published(study: str, epsilon: float | None = None) -> dict[tuple[str, int | None], Published]:

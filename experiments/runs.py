@@ -22,8 +22,10 @@ from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
 from dime_jax.scoring import planning, score_table
-from experiments import images_alone, seeds
+from experiments import seeds, without_model
 from experiments.attack import CONFIG_FILE, SOURCES
+
+METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
 
 # What a config leaves open, and how it runs: of no influence on which setting a run is.
 _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
@@ -80,6 +82,11 @@ class Row(NamedTuple):
     def is_baseline(self) -> bool:
         """Whether DIME is compared with it."""
         return self.calibration.family != DIME
+
+    @property
+    def setting(self) -> str:
+        """What was frozen: "t=50 gamma=0.4"."""
+        return " ".join(f"{name}={value:g}" for name, value in self.result.setting.items())
 
     def estimate(self, metric: str) -> Estimate:
         """A metric of results.json, "auc", "asr" or "tpr_at_1pct_fpr", with its interval."""
@@ -171,6 +178,18 @@ class Run(NamedTuple):
         """Whether the run is what its config file says, up to where things lie."""
         return not self.overrides().keys() - _NEUTRAL
 
+    def at_edge(self) -> list[str]:
+        """Rows whose timestep is the first or last of their grid, where a wider one might have done better."""
+        times: dict[str, set[float]] = {}
+        for job in pipeline.read_jobs(self.directory):
+            times.setdefault(job.attack.name, set()).add(job.setting.get("t", 0))
+        return [
+            row.title
+            for row in self.rows
+            if row.calibration.setting.get("t", 0) in (min(times[row.attack]), max(times[row.attack]))
+            and len(times[row.attack]) > 1
+        ]
+
     def row(self, attack: str, q: int | None) -> Row | None:
         """The row of an attack at a tier; None if the run does not have it."""
         return next((row for row in self.rows if (row.attack, row.q) == (attack, q)), None)
@@ -203,6 +222,11 @@ class RunSet(NamedTuple):
         """What the models are called: by their seeds."""
         return [f"seed {_seed(run)}" for run in self.runs]
 
+    @property
+    def columns(self) -> list[str]:
+        """The models, and their mean if there are several."""
+        return [*self.labels, *([f"mean of {len(self.runs)} models"] if len(self.runs) > 1 else [])]
+
     def commands(self) -> list[str]:
         """What to type to repeat all runs: with `--seeds`, if these made them."""
         if len(self.runs) > 1:
@@ -233,7 +257,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
-    results, frozen = images_alone.results(directory), pipeline.read_calibrations(directory)
+    results, frozen = without_model.results(directory), pipeline.read_calibrations(directory)
     asked, index = pipeline.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,

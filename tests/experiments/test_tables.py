@@ -15,7 +15,8 @@ import dime_jax as dj
 from dime_jax.attacks import registry
 from dime_jax.protocol import pipeline
 from dime_jax.scoring import planning
-from experiments import headings, paper_values, runs, tables
+from experiments import paper_values, questions, results_page, run_table, runs, tables
+from experiments.rendering import render
 
 BASELINES = ("loss", "loss_mc", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 
@@ -121,7 +122,7 @@ class TestRun:
 
 class TestPapersValues:
     def test_they_stand_beside_the_same_statistic(self, run):
-        paper = {(line.row.attack, line.row.q): line.paper for line in tables.make_table(run).lines if line.paper}
+        paper = {(line.row.attack, line.row.q): line.paper for line in run_table.make_table(run).lines if line.paper}
         assert set(paper) == set(paper_values.ROWS)
         assert paper["pia_l2", None].auc == 88.58
         assert paper["sima_mc_vector", 30] == (85.15, 92.00, 16.14)
@@ -140,21 +141,21 @@ class TestPapersValues:
     )
     def test_only_where_the_setting_is_the_same(self, directory, study, variant, changes, shown):
         pretend(directory, study, variant, **changes)
-        lines = tables.make_table(runs.read_run(directory)).lines
+        lines = run_table.make_table(runs.read_run(directory)).lines
         assert any(line.paper for line in lines) == shown
 
     def test_a_table_of_the_paper_is_named_over_its_own_setting_only(self, directory, monkeypatch):
         pretend(directory, "cifar10", "paper")
         run = runs.read_run(directory)
-        assert tables.make_table(run).title == "Table 1, CIFAR-10 (cifar10:paper)"
+        assert run_table.make_table(run).title == "Table 1, CIFAR-10 (cifar10:paper)"
         monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": run.results.fingerprints["model"]})
-        assert tables.make_table(run).title.startswith("Table 1")
+        assert run_table.make_table(run).title.startswith("Table 1")
         monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": "another checkpoint's"})
-        another = tables.make_table(run)
+        another = run_table.make_table(run)
         assert another.title == "CIFAR-10 (cifar10:paper)"
         assert not any(line.paper for line in another.lines)
         pretend(directory, "cifar10", "laptop")
-        assert tables.make_table(runs.read_run(directory)).title == "CIFAR-10 (cifar10:laptop)"
+        assert run_table.make_table(runs.read_run(directory)).title == "CIFAR-10 (cifar10:laptop)"
 
     def test_dp_table_by_epsilon(self):
         assert paper_values.published("dp_celeba", 4)["pia_l2", None].auc == 48.1
@@ -170,16 +171,16 @@ def test_a_users_attack_is_a_baseline_whether_known_or_not(tmp_path, monkeypatch
     jobs = planning.grid_jobs(["dime", "nudge"], "quick", [11], settings=[{"t": 120, "gamma": 0.4}])
     make_run(tmp_path / "attack", jobs, size=40, member_scale=0.5, heldout_scale=0.6, seed=3)
     pretend(tmp_path / "attack", "digits", "laptop")
-    known = tables.make_table(runs.read_run(tmp_path / "attack"))
+    known = run_table.make_table(runs.read_run(tmp_path / "attack"))
     assert [(line.row.title, line.row.is_baseline) for line in known.lines] == [("DIME 10+1", False), ("Nudge", True)]
     assert known.lines[0].lead.baseline.attack == "nudge"
-    assert tables.to_latex(known).count(r"\midrule") == 2
+    assert render("run_table.tex", table=known).count(r"\midrule") == 2
 
 
 class TestLead:
     def test_against_the_best_calibrated_baseline_at_no_more_queries(self, run):
         for row in run.rows:
-            lead = tables.lead(run, row)
+            lead = run_table.lead(run, row)
             if row.attack in BASELINES:
                 assert lead is None
                 continue
@@ -200,13 +201,21 @@ class TestLead:
         np.testing.assert_array_equal(second[0], other.scores[run.member][7:])
 
 
+def study_section(directory, page):
+    table = run_table.make_table(runs.read_run(directory))
+    (study,) = runs.group_runs([table.run])
+    return results_page.study_section(results_page.StudyResults(study, [table], questions.answers(study)), page)
+
+
 class TestRendering:
     def test_the_formats_hold_the_same_numbers(self, run):
-        table = tables.make_table(run)
+        table = run_table.make_table(run)
         dime = row_of(run, "dime", 10)
-        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in headings.METRICS]
-        (markdown,) = [line for line in tables.to_markdown(table).splitlines() if line.startswith("| DIME 10+1 ")]
-        (latex,) = [line for line in tables.to_latex(table).splitlines() if line.startswith("DIME 10+1 ")]
+        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in runs.METRICS]
+        (markdown,) = [
+            line for line in render("run_table.md", table=table).splitlines() if line.startswith("| DIME 10+1 ")
+        ]
+        (latex,) = [line for line in render("run_table.tex", table=table).splitlines() if line.startswith("DIME 10+1 ")]
         assert re.findall(r"([\d.]+) \[[\d., ]+\]<br>\*paper ([\d.]+)\*", markdown) == list(
             zip(values, ["86.43", "93.35", "47.23"])
         )
@@ -219,7 +228,7 @@ class TestRendering:
         assert int(record["queries_per_image"]) == 11
 
     def test_latex_has_no_bare_specials(self, run):
-        for line in tables.to_latex(tables.make_table(run)).splitlines():
+        for line in render("run_table.tex", table=run_table.make_table(run)).splitlines():
             assert not re.search(r"(?<!\\)[_#]", line), line
             assert line.startswith("%") or not re.search(r"(?<!\\)%", line), line
             assert line.isascii() or line.startswith("%")
@@ -227,7 +236,7 @@ class TestRendering:
     def test_results_page_leads_from_numbers_to_tables(self, directory, tmp_path):
         pretend(directory, "cifar10", "laptop")
         page = directory.parent / "RESULTS.md"
-        text = tables.results_page([tables.make_table(runs.read_run(directory))], page)
+        text = study_section(directory, page)
         results = pipeline.evaluation(directory)
         for fact in (
             "`experiments/configs/cifar10.py`, variant `laptop`",
@@ -242,7 +251,7 @@ class TestRendering:
             "#### Does crowding help?",
         ):
             assert fact in text, fact
-        elsewhere = tables.results_page([tables.make_table(runs.read_run(directory))], tmp_path / "RESULTS.md")
+        elsewhere = study_section(directory, tmp_path / "RESULTS.md")
         assert "`W/attack/test`" in elsewhere
 
     def test_no_runs(self, tmp_path):

@@ -1,11 +1,11 @@
 """When does memorisation become visible? The training loss, and the AUC of a one-query attack, over updates.
 
-    python -m experiments.progress --config=experiments/configs/cifar10.py:overnight --workdir=W [--seeds=1,2,3]
+    python -m experiments.memorisation --config=experiments/configs/cifar10.py:overnight --workdir=W [--seeds=1,2,3]
 
 reads what `experiments.train` leaves in W: the log, and a model for every `train.snapshot_every` updates. Each model is
 asked one query per image and timestep about the calibration half, by SimA (l4) at timesteps that are fixed here:
 nothing is chosen, and the test half plays no part. Writes W/progress.json, progress.png and progress.svg; the first,
-kept below docs/results, becomes a section of the results page.
+kept below docs/results, becomes a section of its study's page.
 """
 
 import pathlib
@@ -21,9 +21,9 @@ from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from dime_jax.training.loop import SNAPSHOTS
 from dime_jax.training.records import read_records
-from experiments import attack, markdown, model_figures, synthetic
+from experiments import attack, model_figures, synthetic
 from experiments.launch import launch
-from experiments.study import open_study
+from experiments.study_data import open_study
 
 NAME = "progress"
 TIMES = (30, 70, 150)
@@ -109,36 +109,6 @@ def draw(numbers: TrainingProgress) -> Figure:
         panel.set_xlabel("updates")
     figures.letter_panels(axes)
     return figure
-
-
-def to_section(numbers: TrainingProgress, picture: str) -> str:
-    """A section of the results page.
-
-    Args:
-      numbers: of one training.
-      picture: the link to its figure.
-    """
-    times, images = list(numbers.auc), " + ".join(map(str, numbers.images))
-    rows = []
-    for place, number in enumerate(numbers.updates):
-        before = [loss for step, loss in zip(numbers.logged, numbers.loss) if step <= number]
-        loss = f"{before[-1]:.4f}" if before else ""
-        aucs = [markdown.percent(numbers.auc[t][place]) for t in times]
-        rows.append([f"{number:,}", loss, *aucs, f"`{numbers.fingerprints[place][:16]}`"])
-    seen = "; ".join(
-        f"t = {t}: " + ("never" if number is None else f"{number:,}") for t, number in numbers.visible.items()
-    )
-    return "\n".join(
-        [
-            f"## When does memorisation become visible? ({numbers.study})\n",
-            f"Training loss, and AUC of SimA (l4) with one query at timesteps fixed in advance, on {images} images of "
-            "the calibration half (`experiments.progress`). Updates from which on the interval stays above 50 %: "
-            f"{seen}. An AUC that is away from 50 % from the start shows how the pictures of the two sets differ; "
-            "what rises is memory.\n",
-            f"![loss and AUC over updates]({picture})\n",
-            markdown.table(["updates", "training loss", *(f"AUC, t = {t}" for t in times), "model"], rows),
-        ]
-    )
 
 
 def _snapshots(workdir: pathlib.Path) -> Iterator[tuple[int, pathlib.Path]]:
