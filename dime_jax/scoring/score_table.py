@@ -7,7 +7,8 @@
     TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
-    TABLE/queries-*.bin        every query made (see `query_ledger`)
+    TABLE/queries-*.bin        every query made (see `query_ledger`); a published table has none, and `queries_made` in
+                               its manifest says how many they were (`experiments.publish`)
     TABLE/lock                 held by the run that writes
 
 One row per (image, unit of the plan): unit, index, id, status and the unit's readings as float32, named in the
@@ -282,7 +283,7 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
         rows.column("id").to_pylist(),
         readings,
         status.max(axis=0),
-        query_ledger.queries_made(directory),
+        manifest.get("queries_made", query_ledger.queries_made(directory)),
         _own_terms(sealed),
     )
 
