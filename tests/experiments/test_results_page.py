@@ -94,6 +94,10 @@ def test_the_short_page_is_short_and_leads_to_the_others(pages):
     assert set(re.findall(r"\]\((results_\w+\.md)\)", short)) == {page.name for page in pages} - {"RESULTS.md"}
 
 
+def test_what_is_kept_is_small():
+    assert sum(file.stat().st_size for file in (DOCS / "results").rglob("*")) <= 25e6
+
+
 def test_the_short_answers_are_those_of_the_full_tables(pages):
     """A row of each table of the short page, against the same number in the full one."""
     short, full = pages[DOCS / "RESULTS.md"], pages[DOCS / "results_cifar10_overnight.md"]
