@@ -195,7 +195,7 @@ def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
     halves = [run.calibration_half() for run in study.runs]
     parts = [cross_fit.cut(half, run.results.seed) for half, run in zip(halves, study.runs)]
     dime, level, rival = (
-        [_by_value(half.jobs, name, axis) for half in halves] for name in ("dime", "level_only", _RIVAL)
+        [jobs_by_value(half.jobs, name, axis) for half in halves] for name in ("dime", "level_only", _RIVAL)
     )
     found = []
     for value in sorted(set.intersection(*(set(one) & set(other) for one, other in zip(dime, level)))):
@@ -220,7 +220,7 @@ def _cross_fitted(
     return Difference("DIME", rivals[0][0].attack.title, tuple(models))
 
 
-def _by_value(jobs: Sequence[planning.Job], name: str, axis: str) -> dict[float, list[planning.Job]]:
+def jobs_by_value(jobs: Sequence[planning.Job], name: str, axis: str) -> dict[float, list[planning.Job]]:
     """The jobs of an attack at its largest tier, by the value of one part of their setting."""
     own = [job for job in jobs if job.attack.name == name and axis in job.setting]
     largest = max((job.setting.get("q", 1) for job in own), default=1)

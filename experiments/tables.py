@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from dime_jax.evidence.metrics import Estimate
 from experiments import questions, results_page
 from experiments.launch import run_app
 from experiments.rendering import render
@@ -35,7 +36,7 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
-    row, result = line.row, line.row.result
+    row = line.row
     record: dict[str, str | int | float] = {
         "study": run.study,
         "variant": run.variant,
@@ -44,22 +45,21 @@ def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
         "title": row.title,
         "q": "" if row.q is None else row.q,
         "queries_per_image": row.queries,
-        "seconds_per_image": result.seconds_per_image,
+        "seconds_per_image": row.result.seconds_per_image,
         "setting": row.setting,
     }
     for name in METRICS:
-        record |= {
-            name if key == "value" else f"{name}_{key}": number
-            for key, number in getattr(result, name)._asdict().items()
-        }
+        record |= _columns(name, row.estimate(name))
         record[f"paper_{name}"] = "" if line.paper is None else round(getattr(line.paper, name) / 100, 6)
-    record |= dict.fromkeys(("baseline", "auc_lead", "auc_lead_low", "auc_lead_high", "p_value"), "")
-    record |= dict.fromkeys(("tpr_lead", "tpr_lead_low", "tpr_lead_high"), "")
-    if line.lead is not None:
-        record |= {"baseline": line.lead.baseline.title, "p_value": line.lead.p_value}
-        for name, estimate in (("auc_lead", line.lead.auc), ("tpr_lead", line.lead.tpr)):
-            record |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    lead = line.lead
+    record |= {"baseline": lead.baseline.title if lead else ""} | _columns("auc_lead", lead.auc if lead else None)
+    record |= {"p_value": lead.p_value if lead else ""} | _columns("tpr_lead", lead.tpr if lead else None)
     return record
+
+
+def _columns(name: str, estimate: Estimate | None) -> dict[str, float | str]:
+    values = ("", "", "") if estimate is None else estimate
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values))
 
 
 def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -> list[Table]:
