@@ -118,13 +118,15 @@ class StudyResults(NamedTuple):
 
     @property
     def dime(self) -> list[Row]:
-        """DIME with the most probes, for each model."""
-        return max((rows for rows in self.answers.rows if rows[0].attack == "dime"), key=lambda rows: rows[0].queries)
+        """DIME with the most probes, for each model; none where it is not run."""
+        tiers = [rows for rows in self.answers.rows if rows[0].attack == "dime"]
+        return max(tiers, key=lambda rows: rows[0].queries, default=[])
 
     @property
-    def crowding(self) -> questions.Crowding:
+    def crowding(self) -> questions.Crowding | None:
         """What crowding adds to that."""
-        return next(one for one in self.answers.crowding if one.same.first == self.dime[0].title)
+        titles = [row.title for row in self.dime]
+        return next((one for one in self.answers.crowding if one.same.first in titles), None)
 
     @property
     def strongest_baseline(self) -> questions.Difference:

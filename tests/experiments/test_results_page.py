@@ -77,6 +77,16 @@ def test_the_kept_synthetic_study_is_the_papers_config_and_its_lead_does_not_pea
         )
 
 
+def test_a_folder_without_runs_has_its_pages_too(tmp_path):
+    (tmp_path / "kept" / "closed_form").mkdir(parents=True)
+    (tmp_path / "kept" / "closed_form" / "dataset_size.json").write_text(json.dumps(synthetic.plain(PANELS)))
+    page = tmp_path / "RESULTS.md"
+    texts = results_page.to_pages(tmp_path / "kept", page)
+    assert set(texts) == {page, tmp_path / "results_closed_form.md"}
+    assert "it adds most at t = 50 for n = 10 (+8.0 [+7.0, +9.0]), t = 200 for n = 100" in texts[page]
+    assert "## Is DIME ahead of the baselines?" not in texts[page]
+
+
 @pytest.fixture(scope="module")
 def pages():
     return results_page.to_pages(DOCS / "results", DOCS / "RESULTS.md")
@@ -112,12 +122,12 @@ def test_the_short_answers_are_those_of_the_full_tables(pages):
     place = next(number for number, line in enumerate(crowding) if line.startswith("| DIME 10+1 |"))
     assert rows[2].endswith(f"| {last_cell(crowding[place])} | {last_cell(crowding[place + 1])} |")
     lead = next(line for line in full.splitlines() if line.startswith("| 11 queries | mean of 3 |"))
-    assert last_cell(rows[4]) == last_cell(lead)
+    assert last_cell(rows[5]) == last_cell(lead)
     tiers = next(line for line in full.splitlines() if line.startswith("| DIME 10+1 | DIME 1+1 |"))
     times = [line.split(" | ")[1] for line in full.splitlines() if line.startswith("| t = ")]
     means = [f"{np.mean([float(auc) for auc in line.split(', ')]):.1f}" for line in times]
-    assert rows[5].split(" | ")[1] == f"{min(means)} to {max(means)}"
-    assert last_cell(rows[5]) == last_cell(tiers)
+    assert rows[3].split(" | ")[1] == f"{min(means)} to {max(means)}"
+    assert last_cell(rows[3]) == f"{last_cell(tiers)} (DIME 10+1)"
     blind = re.findall(r"never saw the model has AUC ([\d.]+) %.*?ahead of it by (\S+) points", full)
     aucs, gaps = zip(*blind)
     assert rows[6].endswith(f"| {min(aucs)} to {max(aucs)} | {min(gaps)} to {max(gaps)} |")
