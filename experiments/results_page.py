@@ -3,7 +3,6 @@
     FOLDER/seed_N/...                 W/seed_N/attack of `experiments.attack`, a model each
     FOLDER/seed_N/ARM/attack/...      W/seed_N of `experiments.dp_defense`, without weights and states
     FOLDER/.../progress.json          of `experiments.memorisation`
-    FOLDER/timesteps.json             probes at several timesteps against several probes at one
     FOLDER/dataset_size.json, query_budget.json         of `experiments.synthetic`
     FOLDER/ideal_gap.json             of `experiments.figures --model`
 
@@ -201,7 +200,6 @@ def _closed_form(by: str) -> Drawing:
 
 DRAWINGS = {
     "progress": Drawing(memorisation.TrainingProgress, memorisation.draw, "progress.md"),
-    "timesteps": Drawing(None, None, "timesteps.md"),
     "dataset_size": _closed_form("n"),
     "query_budget": _closed_form("q"),
     "ideal_gap": Drawing(model_figures.IdealGap, model_figures.draw_ideal_gap, "ideal_gap.md"),
