@@ -191,7 +191,8 @@ def _check_model(args: argparse.Namespace) -> int:
     source = data.open_source(args.images)
     transform = data.transform_for(source, denoiser.image_shape)
     batch = next(data.batches(source, min(args.count, len(source)), transform))
-    condition = jax.tree.map(lambda rows: rows[batch.mask], denoiser.conditions_for(batch)["own"])
+    own = denoiser.conditions_for(batch.labels, batch.captions)["own"]
+    condition = jax.tree.map(lambda rows: rows[batch.mask], own)
     found = check_model(denoiser, batch.images[batch.mask], args.output, condition=condition)
     for t, error in zip(found.timesteps, np.asarray(found.errors)):
         print(f"t = {t:4d}   noise-prediction error {error:.4f}")

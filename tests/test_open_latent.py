@@ -13,7 +13,7 @@ import dime_jax as dj
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import open_pipeline
-from dime_jax import cli, data
+from dime_jax import cli
 from dime_jax.core import draws
 from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.loading import opening
@@ -37,11 +37,6 @@ def opened(cache):
 
 def pixels(count=4, channels=3, size=16):
     return np.random.default_rng(0).uniform(-1, 1, (count, size, size, channels)).astype(np.float32)
-
-
-def batch(captions=CAPTIONS):
-    count = len(captions)
-    return data.Batch(pixels(count), None, list("abcdefgh")[:count], np.arange(count), np.ones(count, bool), captions)
 
 
 def lora_file(path):
@@ -88,18 +83,18 @@ def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monke
             return plain(captions)
 
     monkeypatch.setattr(model, "_tokenizer", Counting())
-    offered = model.conditions_for(batch())
+    offered = model.conditions_for(None, CAPTIONS)
     assert tuple(offered) == TEXT_CONDITIONS
     assert not embedded  # nothing that nobody asks for
     own = offered["own"]
     np.testing.assert_array_equal(own[0], own[2])
     np.testing.assert_array_equal(offered["empty"], np.repeat(own[3:], 4, axis=0))
     np.testing.assert_array_equal(offered["part_2"][0], model.embed([" c"])[0])  # "a", " c" and "at"
-    model.conditions_for(batch(CAPTIONS[::-1]))["own"]
+    model.conditions_for(None, CAPTIONS[::-1])["own"]
     words = [text for text in embedded if text]
     assert sorted(words) == sorted(set(words))
     with pytest.raises(ValueError, match="takes captions: expected one for each image, or --captions none"):
-        model.conditions_for(batch()._replace(captions=None))
+        model.conditions_for(None, None)
 
 
 def test_samples_are_keyed_by_the_image(cache, opened):

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import data
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
@@ -105,17 +104,16 @@ class LatentDenoiser(Denoiser):
         """Whether captions condition it, and not classes."""
         return self._tokenizer is not None
 
-    def conditions_for(self, batch: data.Batch) -> Mapping[str, PyTree]:
-        """Under each name what the model is told; captions are embedded when they are asked for, each text once.
+    def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
+        """Return as `Denoiser` does; captions are embedded when they are asked for, each text once.
 
         Raises:
-          ValueError: if captions are needed and the batch has none.
+          ValueError: if captions are needed and there are none.
         """
         if self._tokenizer is None:
-            return super().conditions_for(batch)
-        if batch.captions is None:
+            return super().conditions_for(labels, captions)
+        if captions is None:
             raise ValueError(f"{self.name} takes captions: expected one for each image, or --captions none")
-        captions = batch.captions
         return _Lazy({name: functools.partial(self._condition, name, captions) for name in self.conditions})
 
     def decode(self, latents: jax.Array) -> jax.Array:

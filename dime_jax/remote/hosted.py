@@ -8,8 +8,8 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Never
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry, TryLater, patient
-
-if TYPE_CHECKING:
-    from dime_jax import data
 
 _VALUES = 64 * 32 * 32 * 3  # in one request, unless a single image has more
 _METADATA_BYTES = 1 << 24
@@ -110,11 +107,11 @@ class RemoteDenoiser(Denoiser):
         """Wait as long as the rate, or a server that was busy, asks for."""
         self._transport.pace.wait(images, stop)
 
-    def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
+    def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
         """As `Denoiser.conditions_for`; only labels can be taken from images."""
         if self.contract.condition is not None:
             raise ValueError(f"{self.name} takes a condition that images do not have: ask it in Python, with eps")
-        return super().conditions_for(batch)
+        return super().conditions_for(labels, captions)
 
     def _apply(self, params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
         """One request."""

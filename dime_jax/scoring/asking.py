@@ -72,7 +72,7 @@ class Asker:
 
     def prepare(self, batch: data.Batch, conditions: Collection[str]) -> PlacedBatch:
         """A batch on the devices, in the model's own space, with what the model is told under the named conditions."""
-        offered, size = self._denoiser.conditions_for(batch), len(batch.images)
+        offered, size = self._denoiser.conditions_for(batch.labels, batch.captions), len(batch.images)
         told = {name: self._denoiser.check_condition(offered[name], size) for name in conditions}
         pixels, draw_ids, told = self._placement.put((batch.images, draws.id_numbers(batch.ids), told))
         x = self._encode(pixels, draw_ids)
