@@ -19,6 +19,7 @@ from checkpoints_convert import torch_file
 from checkpoints_convert.json_file import unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from dime_jax._util.files import printable
 
 # Parts of names that only say what a network was wrapped in, if all names begin with one.
 _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "unet", "diffusion_model", "online_model")
@@ -75,7 +76,7 @@ def about(file: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(torch_file.printable(f"{file}: {error}")) from None
+        raise CheckpointError(printable(f"{file}: {error}")) from None
 
 
 class WeightSet(NamedTuple):
@@ -138,7 +139,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
         facts.append(f"weights: {chosen.key}{' (EMA)' if chosen.is_ema else ''}; the file also holds {_listed(others)}")
     if chosen.buffers:
         facts.append(f"not the network's, and left out: {_listed(list(chosen.buffers))}")
-    return ChosenWeights(file, contents, chosen.state, which, chosen.buffers, tuple(map(torch_file.printable, facts)))
+    return ChosenWeights(file, contents, chosen.state, which, chosen.buffers, tuple(map(printable, facts)))
 
 
 def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -> WeightSet:

@@ -216,10 +216,11 @@ def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
 
 def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
     from checkpoints_convert import hub
+    from dime_jax._util.downloads import Fetched
 
     commit = "0123456789" * 4
     snapshot = shutil.copytree(FOLDER, tmp_path / commit)
-    monkeypatch.setattr(hub, "fetch", lambda name: hub.HubModel(pathlib.Path(snapshot), commit, ()))
+    monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ()))
     model = dj.open_model("hf:owner/name@main", tmp_path / "cache")
     assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
     assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")

@@ -30,6 +30,11 @@ def write_json(path: pathlib.Path, contents: object) -> None:
     write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
 
 
+def printable(text: str) -> str:
+    """Return a text for people; names in a file may hold anything, line breaks and terminal escapes included."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def locked(directory: pathlib.Path, what: str) -> Iterator[None]:
     """Hold the directory's lock; the operating system lets go of it when the process ends, however it ends.

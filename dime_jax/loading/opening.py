@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
+from dime_jax._util.downloads import is_hub_name
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import checkpoints, latent_checkpoints
 from dime_jax.loading.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
@@ -74,7 +75,7 @@ def open_model(
         return _needs_no_conversion(OpenedModel(model, "a Python object"), options.given())
     from checkpoints_convert import hub
 
-    if hub.is_hub_name(model):
+    if is_hub_name(model):
         fetched = hub.fetch(str(model))
         origin = f"{str(model).partition('@')[0]} at commit {fetched.commit}"
         opened = _converted(fetched.directory, origin, Path(cache), options, say)._replace(commit=fetched.commit)

@@ -10,7 +10,7 @@ import urllib.parse
 import pytest
 
 from checkpoints_convert import hub
-from checkpoints_convert.torch_pickle import CheckpointError
+from dime_jax._util.downloads import DownloadError, is_hub_name
 
 pytest.importorskip("huggingface_hub")
 
@@ -67,9 +67,9 @@ def test_variants():
     only_half = ["config.json", "diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.fp16.bin"]
     assert chosen(only_half) == set(only_half[:2])
     two = ["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]
-    with pytest.raises(CheckpointError, match="has the weights of the network as bf16, fp16: expected a variant"):
+    with pytest.raises(DownloadError, match="has the weights of the network as bf16, fp16: expected a variant"):
         hub.needed_files(two)
-    with pytest.raises(CheckpointError, match="has no variant fp8 of the network, only bf16, fp16"):
+    with pytest.raises(DownloadError, match="has no variant fp8 of the network, only bf16, fp16"):
         hub.needed_files(two, "fp8")
 
 
@@ -100,9 +100,9 @@ def test_weights_in_several_files_come_with_their_index():
 
 def test_repositories_without_weights():
     for files in ([], ["README.md"], ["model_index.json", "a.ckpt"], ["../model.safetensors", "/model.bin"]):
-        with pytest.raises(CheckpointError, match="has no weights that are known"):
+        with pytest.raises(DownloadError, match="has no weights that are known"):
             hub.needed_files(files)
-    with pytest.raises(CheckpointError, match=r"nothing tells which: a\.ckpt, b\.ckpt"):
+    with pytest.raises(DownloadError, match=r"nothing tells which: a\.ckpt, b\.ckpt"):
         hub.needed_files(["a.ckpt", "b.ckpt"])
 
 
@@ -223,19 +223,19 @@ def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
     server.server_close()
     assert fetch(server, tmp_path) == before
     assert fetch(server, tmp_path, f"hf:me/sd@{COMMIT}") == before
-    with pytest.raises(CheckpointError, match="is not complete in the cache"):
+    with pytest.raises(DownloadError, match="is not complete in the cache"):
         fetch(server, tmp_path, variant="fp16")
 
 
 def test_a_half_finished_download_is_not_taken_for_a_model(server, tmp_path):
     fetch(server, tmp_path, weights=False)
     server.broken = True
-    with pytest.raises(CheckpointError, match="cannot be reached, and the model is not complete in the cache"):
+    with pytest.raises(DownloadError, match="cannot be reached, and the model is not complete in the cache"):
         fetch(server, tmp_path)
 
 
 def one_line(server, cache, name="hf:me/sd"):
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(DownloadError) as error:
         fetch(server, cache, name)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
@@ -276,18 +276,18 @@ def test_a_commit_that_is_none_is_refused(tmp_path):
     ["hf:", "hf:sd", "hf:a/b/c", "hf:a/b@", "hf:../b", "hf:a/..", "hf:a/b@../x", "hf:a b/c", "hf:a/b\n", "me/sd"],
 )
 def test_names_of_another_form(name):
-    with pytest.raises(CheckpointError, match="expected hf:owner/name or hf:owner/name@revision") as error:
+    with pytest.raises(DownloadError, match="expected hf:owner/name or hf:owner/name@revision") as error:
         hub.fetch(name)
     assert "\n" not in str(error.value)
 
 
 def test_which_names_ask_for_the_hub(tmp_path):
-    assert hub.is_hub_name("hf:me/sd")
-    assert not hub.is_hub_name(tmp_path)
-    assert not hub.is_hub_name("me/sd")
+    assert is_hub_name("hf:me/sd")
+    assert not is_hub_name(tmp_path)
+    assert not is_hub_name("me/sd")
 
 
 def test_the_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
-    with pytest.raises(CheckpointError, match=r"expected the extra dime_jax\[latent\] to be installed for hf: names"):
+    with pytest.raises(DownloadError, match=r"expected the extra dime_jax\[latent\] to be installed for hf: names"):
         hub.fetch("hf:me/sd")
