@@ -17,7 +17,8 @@ from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
+from dime_jax.models.checks import MAX_IMAGE_SIZE, check_integer
+from dime_jax.models.spec import PREDICTIONS
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -96,7 +97,7 @@ def make_spec(
         flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
         raise ValueError(f"expected {flags}: the checkpoint does not hold the {words}")
     spec = ModelSpec(
-        architecture=architecture,
+        denoiser=architecture,
         image_shape=(*image_size.value, architecture.image_channels),
         schedule=schedule.value,
         prediction=prediction.value,

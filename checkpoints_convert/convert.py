@@ -17,7 +17,7 @@ from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax import models
 from dime_jax._util.typing import PyTree
 from dime_jax.loading import checkpoints
-from dime_jax.models import LatentModelSpec
+from dime_jax.models import ModelSpec
 
 CONVERTER_VERSION = 2
 _MODULES = (secmi, ddim, diffusers, guided)
@@ -32,7 +32,7 @@ def convert(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: ConversionOptions = NO_OPTIONS,
-    about_to_read: Callable[[LatentModelSpec], object] = lambda spec: None,
+    about_to_read: Callable[[ModelSpec], object] = lambda spec: None,
 ) -> Path:
     """Convert a checkpoint to a model directory, completely or not at all; returns the directory.
 
@@ -140,11 +140,13 @@ def _recognise(state: StateDict) -> Dialect:
 
 def _variables(checkpoint: Checkpoint) -> PyTree:
     """The network's variables; a network far larger than what the file holds is refused before it is traced."""
-    needed = models.num_values(checkpoint.spec.architecture)
+    architecture = checkpoint.spec.denoiser
+    assert isinstance(architecture, models.DdpmUnetSpec | models.GuidedUnetSpec)
+    needed = models.num_values(architecture)
     held = sum(tensor.size for tensor in checkpoint.state.values())
     if needed > 2 * held:
         raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
-    table = mapping.name_table(checkpoint.dialect, checkpoint.spec.architecture)
+    table = mapping.name_table(checkpoint.dialect, architecture)
     return mapping.to_variables(checkpoint.state, table, _progress("Converting", checkpoint.file.stat().st_size))
 
 

@@ -5,7 +5,7 @@ from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, 
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_LEVELS, check_integer
+from dime_jax.models.checks import MAX_LEVELS, check_integer
 
 _CODE = "ermongroup/ddim"
 

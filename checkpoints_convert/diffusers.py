@@ -14,9 +14,9 @@ from checkpoints_convert.mapping import Dialect, block_names
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._util.typing import JsonObject
-from dime_jax.models import DdpmUnetSpec, ScheduleSpec
-from dime_jax.models.latent_spec import ConditionalUnetSpec
-from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer
+from dime_jax.models import ConditionalUnetSpec, DdpmUnetSpec, ScheduleSpec
+from dime_jax.models.checks import MAX_CHANNELS, check_integer
+from dime_jax.models.spec import PREDICTIONS
 
 _PIPELINES = ("DDPMPipeline", "DDIMPipeline", "PNDMPipeline")
 _SCHEDULERS = ("DDPMScheduler", "DDIMScheduler", "PNDMScheduler")

@@ -14,7 +14,7 @@ from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._util.typing import JsonObject
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
+from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
 
 _CODE = "guided-diffusion"
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from checkpoints_convert.diffusers import beta_schedule
 from dime_jax._util.typing import JsonObject
-from dime_jax.models import ScheduleSpec
-from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
-from dime_jax.models.spec import MAX_CHANNELS, PREDICTIONS, check_integer
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec, ScheduleSpec
+from dime_jax.models.checks import MAX_CHANNELS, check_integer
+from dime_jax.models.spec import PREDICTIONS
 
 _BOOKKEEPING = ("_class_name", "_diffusers_version", "_name_or_path", "sample_size")
 _EMA = ("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power")

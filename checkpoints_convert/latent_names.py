@@ -10,8 +10,7 @@ import jax
 
 from checkpoints_convert import diffusers
 from checkpoints_convert.mapping import LAYOUTS, Entry, Shape, StateDict, tensor_shape
-from dime_jax.models.latent import network_shapes
-from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec, NetworkSpec
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec, NetworkSpec, param_shapes
 
 _LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 _OLD_ATTENTION = {"query": "query", "key": "key", "value": "value", "out": "proj_attn"}
@@ -35,7 +34,7 @@ class Naming(NamedTuple):
 
 def name_table(spec: NetworkSpec, naming: Naming) -> list[Entry]:
     """One entry for each variable of the network of `spec`."""
-    leaves = jax.tree_util.tree_leaves_with_path(network_shapes(spec))
+    leaves = jax.tree_util.tree_leaves_with_path(param_shapes(spec))
     return [_entry(tuple(key.key for key in path), leaf.shape, naming) for path, leaf in leaves]
 
 
@@ -156,7 +155,10 @@ def naming_of(spec: NetworkSpec, state: StateDict) -> Naming:
         return unet_naming(spec)
     if isinstance(spec, AutoencoderSpec):
         return autoencoder_naming(spec, any(name.endswith(".proj_attn.weight") for name in state))
-    return text_naming(spec) if isinstance(spec, ClipTextSpec) else dit_naming(spec)
+    if isinstance(spec, ClipTextSpec):
+        return text_naming(spec)
+    assert isinstance(spec, DitSpec)
+    return dit_naming(spec)
 
 
 def without_text_prefix(state: StateDict) -> StateDict:

@@ -30,7 +30,7 @@ from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
 from dime_jax._util.typing import JsonObject
-from dime_jax.models.spec import check_number
+from dime_jax.models.checks import check_number
 
 UNET, TEXT = "unet", "text_encoder"
 PARTS = (UNET, TEXT)

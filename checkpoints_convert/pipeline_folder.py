@@ -25,9 +25,7 @@ from checkpoints_convert.part_files import DIFFUSERS_FILES, TRANSFORMERS_FILES
 from checkpoints_convert.unsupported import is_part, refuse_other_pipelines
 from checkpoints_convert.weights_file import about
 from dime_jax.loading import latent_checkpoints
-from dime_jax.models import ScheduleSpec
-from dime_jax.models.latent import count_values, network_shapes
-from dime_jax.models.latent_spec import ClipTextSpec, DitSpec, LatentModelSpec, NetworkSpec
+from dime_jax.models import ClipTextSpec, DitSpec, ModelSpec, NetworkSpec, ScheduleSpec, count_values, param_shapes
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt"),
@@ -78,7 +76,7 @@ class PipelinePart:
         """The network's variables in float32, as a nested dict of NumPy arrays."""
         state = self.state()
         with about(self.file):
-            needed, held = count_values(network_shapes(self.spec)), sum(tensor.size for tensor in state.values())
+            needed, held = count_values(param_shapes(self.spec)), sum(tensor.size for tensor in state.values())
             if needed > 2 * held:
                 raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
             return mapping.to_variables(state, self.name_table(state))
@@ -100,7 +98,7 @@ class LatentPipeline:
     """
 
     source: Path
-    spec: LatentModelSpec
+    spec: ModelSpec
     denoiser: PipelinePart
     autoencoder: PipelinePart
     text_encoder: PipelinePart | None
@@ -260,7 +258,7 @@ def _image_size(config: Mapping[str, Any], autoencoder: PipelinePart, options: C
     for side in sides:
         if isinstance(side, bool) or not isinstance(side, int):
             raise ValueError("expected --image_size: the config holds no sample_size")
-    reduction: int = autoencoder.spec.reduction  # type: ignore[union-attr]
+    reduction: int = autoencoder.spec.reduction  # type: ignore[attr-defined]
     return reduction * sides[0], reduction * sides[1]
 
 
@@ -272,14 +270,14 @@ def _model_spec(
     image_size: tuple[int, int],
     schedule: ScheduleSpec | None,
     prediction: str | None,
-) -> LatentModelSpec:
+) -> ModelSpec:
     schedule, prediction = parse_schedule(options.schedule) or schedule, options.prediction or prediction
     if schedule is None or prediction is None:
         raise ValueError("expected scheduler/scheduler_config.json, or --schedule and --prediction")
     vae: Any = autoencoder.spec
     network: Any = denoiser.spec
     text: Any = None if text_encoder is None else text_encoder.spec
-    return LatentModelSpec(
+    return ModelSpec(
         denoiser=network,
         autoencoder=vae,
         text_encoder=text,
@@ -290,7 +288,7 @@ def _model_spec(
 
 
 def _facts(
-    spec: LatentModelSpec, parts: tuple[PipelinePart | None, ...], options: ConversionOptions, says: str
+    spec: ModelSpec, parts: tuple[PipelinePart | None, ...], options: ConversionOptions, says: str
 ) -> tuple[str, ...]:
     height, width, _ = spec.image_shape
     sizes = "as given" if options.image_size is not None else "the network's sample_size"

@@ -80,17 +80,17 @@ def cost(study: str) -> StudyCost:
 def networks() -> dict[str, ModelSpec]:
     """The paper's networks: the 35.7M-parameter DDPM U-Net, and Guided Diffusion's of 553.8M parameters."""
     return {
-        "ddpm": ModelSpec(architecture=models.DdpmUnetSpec(), image_shape=(32, 32, 3)),
-        "guided": ModelSpec(architecture=guided.presets()["256x256"].architecture, image_shape=(256, 256, 3)),
+        "ddpm": ModelSpec(denoiser=models.DdpmUnetSpec(), image_shape=(32, 32, 3)),
+        "guided": ModelSpec(denoiser=guided.presets()["256x256"].architecture, image_shape=(256, 256, 3)),
     }
 
 
 def seconds_per_query(spec: ModelSpec) -> float:
     """Median time of a forward pass per image at the default micro-batch, on one device, without compiling."""
     size = scoring.default_micro_batch(spec.image_shape, jax.local_devices()[0].platform)
-    variables = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01), models.param_shapes(spec.architecture))
+    variables = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01), models.param_shapes(spec.denoiser))
     x = jnp.zeros((size, *spec.image_shape))
-    label = None if spec.architecture.num_classes is None else jnp.zeros(size, jnp.int32)
+    label = None if spec.denoiser.num_classes is None else jnp.zeros(size, jnp.int32)
     forward = jax.jit(models.denoise(spec))
     seconds = []
     with jax.default_matmul_precision(PRECISION):

@@ -30,10 +30,20 @@ from dime_jax import data
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
 from dime_jax.loading import checkpoints
-from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
+from dime_jax.models import (
+    AutoencoderSpec,
+    ClipTextSpec,
+    ConditionalUnetSpec,
+    ModelSpec,
+    NetworkSpec,
+    ScheduleSpec,
+    build,
+    decode,
+    denoise,
+    embed_tokens,
+    encode,
+)
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
-from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
-from dime_jax.models.latent_spec import NetworkSpec
 from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.report import tables
 from dime_jax.training.records import Log
@@ -125,24 +135,25 @@ def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImage
     folder, states = output / "pipeline", output / "train"
     keys = jax.random.split(jax.random.key(seed), 5)
     spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
-    text_spec = spec.text_encoder
+    text_spec, vae_spec = spec.text_encoder, spec.autoencoder
     assert text_spec is not None
-    vae = train_autoencoder(spec.autoencoder, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
-    latents = jax.jit(encode(spec.autoencoder))(vae, _floats(images.pictures))
-    scaled = dataclasses.replace(spec.autoencoder, scaling_factor=float(1 / jnp.std(latents)))
+    assert vae_spec is not None
+    vae = train_autoencoder(vae_spec, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
+    latents = jax.jit(encode(vae_spec))(vae, _floats(images.pictures))
+    scaled = dataclasses.replace(vae_spec, scaling_factor=float(1 / jnp.std(latents)))
     spec = dataclasses.replace(spec, autoencoder=scaled)
     text = _init(text_spec, keys[1])
     tokenizer = open_tokenizer(folder / "tokenizer", text_spec.vocabulary, text_spec.max_tokens)
     embed = jax.jit(embed_tokens(text_spec))
     condition, empty = (embed(text, tokenizer.encode(captions)) for captions in (members.captions, [""]))
-    x = jax.jit(encode(spec.autoencoder))(vae, _floats(members.pictures))
+    x = jax.jit(encode(scaled))(vae, _floats(members.pictures))
     unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2], states)
     write_pipeline(folder, spec, {"unet": unet, "vae": vae, "text_encoder": text})
 
 
-def model_spec(width: int, vocabulary: int) -> LatentModelSpec:
+def model_spec(width: int, vocabulary: int) -> ModelSpec:
     """The three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
-    return LatentModelSpec(
+    return ModelSpec(
         denoiser=ConditionalUnetSpec(
             channels=4,
             level_channels=(width,),
@@ -179,7 +190,7 @@ def train_autoencoder(
 
 
 def train_unet(
-    spec: LatentModelSpec,
+    spec: ModelSpec,
     x: jax.Array,
     condition: jax.Array,
     empty: jax.Array,
@@ -188,7 +199,7 @@ def train_unet(
     states: pathlib.Path,
 ) -> PyTree:
     """Mean squared error of the noise on latents x, with their captions, one in ten of which is left out."""
-    denoise, schedule = denoise_latents(spec), spec.schedule.build()
+    apply, schedule = denoise(spec), spec.schedule.build()
 
     def loss(variables: PyTree, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, 4)
@@ -197,7 +208,7 @@ def train_unet(
         noise = jax.random.normal(keys[2], (_BATCH, *x.shape[1:]))
         silent = jax.random.bernoulli(keys[3], 0.1, (_BATCH, 1, 1))
         told = jnp.where(silent, empty, condition[pick])
-        return jnp.mean((denoise(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
+        return jnp.mean((apply(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
 
     return _train(loss, _init(spec.denoiser, key), steps, key, states / "unet")
 
@@ -237,7 +248,7 @@ def _train(
     return state[2]
 
 
-def write_pipeline(folder: pathlib.Path, spec: LatentModelSpec, variables: Mapping[str, PyTree]) -> None:
+def write_pipeline(folder: pathlib.Path, spec: ModelSpec, variables: Mapping[str, PyTree]) -> None:
     """The networks and their configs, as diffusers and transformers write them."""
     parts = {"unet": spec.denoiser, "vae": spec.autoencoder, "text_encoder": spec.text_encoder}
     configs = {"unet": _unet_config(spec), "vae": _vae_config(spec), "text_encoder": _text_config(spec)}
@@ -263,7 +274,7 @@ def write_pipeline(folder: pathlib.Path, spec: LatentModelSpec, variables: Mappi
     _write_json(folder / "model_index.json", {"_class_name": "StableDiffusionPipeline", **index})
 
 
-def _unet_config(spec: LatentModelSpec) -> dict[str, object]:
+def _unet_config(spec: ModelSpec) -> dict[str, object]:
     unet = spec.denoiser
     assert isinstance(unet, ConditionalUnetSpec)
     levels = range(len(unet.level_channels))
@@ -283,7 +294,7 @@ def _unet_config(spec: LatentModelSpec) -> dict[str, object]:
         "layers_per_block": unet.num_res_blocks,
         "norm_eps": unet.norm_eps,
         "norm_num_groups": unet.norm_groups,
-        "sample_size": spec.latent_shape[0],
+        "sample_size": spec.shape[0],
     }
 
 
@@ -291,8 +302,9 @@ def _block(attends: bool, way: str) -> str:
     return f"{'CrossAttn' if attends else ''}{way}Block2D"
 
 
-def _vae_config(spec: LatentModelSpec) -> dict[str, object]:
+def _vae_config(spec: ModelSpec) -> dict[str, object]:
     vae = spec.autoencoder
+    assert vae is not None
     return {
         "_class_name": "AutoencoderKL",
         "act_fn": "silu",
@@ -309,7 +321,7 @@ def _vae_config(spec: LatentModelSpec) -> dict[str, object]:
     }
 
 
-def _text_config(spec: LatentModelSpec) -> dict[str, object]:
+def _text_config(spec: ModelSpec) -> dict[str, object]:
     text = spec.text_encoder
     assert text is not None
     return {
@@ -362,8 +374,8 @@ def _floats(pictures: np.ndarray) -> jax.Array:
 
 
 def _init(spec: NetworkSpec, key: jax.Array) -> PyTree:
-    inputs = [jnp.zeros(one.shape, one.dtype) for one in NETWORKS[spec.kind].inputs(spec)]
-    return jax.jit(build_network(spec).init)(key, *inputs)
+    inputs = [jnp.zeros(one.shape, one.dtype) for one in spec.example()]
+    return jax.jit(build(spec).init)(key, *inputs)
 
 
 def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:

@@ -13,12 +13,11 @@ import dime_jax as dj
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import open_pipeline
-from dime_jax import cli
+from dime_jax import cli, models
 from dime_jax.core import draws
 from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.loading import opening
 from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory
-from dime_jax.models import latent
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "latent"
 FOLDER, DIT, VAE = GOLDEN / "stable_diffusion", GOLDEN / "dit", GOLDEN / "stable_diffusion" / "vae"
@@ -65,7 +64,7 @@ def test_an_opened_pipeline_computes_what_torch_does(opened):
     for name, array in found.items():
         np.testing.assert_allclose(array, golden[name], atol=2e-5 * golden[name].std(), rtol=0, err_msg=name)
     tokens, spec = model._tokenizer.encode(CAPTIONS), open_pipeline(FOLDER).spec
-    embed = jax.jit(latent.embed_tokens(spec.text_encoder))
+    embed = jax.jit(models.embed_tokens(spec.text_encoder))
     with jax.default_matmul_precision("highest"):
         condition = embed(model.params["text_encoder"], tokens)  # which is compared with torch in models/test_latent.py
     np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
@@ -103,7 +102,7 @@ def test_samples_are_keyed_by_the_image(cache, opened):
     ids = ["a", "b", "c", "d"]
     noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
     with jax.default_matmul_precision("highest"):
-        expected = jax.jit(latent.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
+        expected = jax.jit(models.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
     np.testing.assert_allclose(model.encode(pixels(), ids=ids, seed=3), expected, rtol=1e-4, atol=1e-5)
     turned = model.encode(pixels()[::-1], ids=ids[::-1], seed=3)[::-1]
     np.testing.assert_allclose(turned, expected, rtol=1e-4, atol=1e-5)

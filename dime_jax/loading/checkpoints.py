@@ -94,7 +94,7 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
         variables,
         spec.schedule.build(),
         spec.image_shape,
-        num_classes=spec.architecture.num_classes,
+        num_classes=spec.denoiser.num_classes,
         fingerprint=found,
         name=directory.name,
     )
@@ -198,7 +198,7 @@ def _check_size(directory: Path, spec: models.ModelSpec, held: int) -> None:
 
     Weights are stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
     """
-    needed = 4 * models.num_values(spec.architecture)
+    needed = 4 * models.num_values(spec.denoiser)
     if needed > 2 * held:
         raise ValueError(f"{directory}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
 
@@ -214,7 +214,7 @@ def _check_variables(variables: Any, spec: models.ModelSpec) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {f"{jax.tree_util.keystr(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in leaves}
 
-    difference = shapes(variables) ^ shapes(models.param_shapes(spec.architecture))
+    difference = shapes(variables) ^ shapes(models.param_shapes(spec.denoiser))
     if difference:
         raise ValueError(f"variables differ from the architecture's: {', '.join(sorted(difference)[:5])}")
 
@@ -317,7 +317,7 @@ def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        models.param_shapes(spec.architecture),
+        models.param_shapes(spec.denoiser),
     )
     path = directory / _VARIABLES
     with _one_line(path, "read"), _alone():

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dime_jax.loading import checkpoints
-from dime_jax.models.latent import count_values, latent_model_shapes
-from dime_jax.models.latent_spec import LatentModelSpec
+from dime_jax.models import ModelSpec, count_values, model_shapes
 
 _TOKENIZER = "tokenizer"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
@@ -36,7 +35,7 @@ class LatentModel(NamedTuple):
     """
 
     name: str
-    spec: LatentModelSpec
+    spec: ModelSpec
     variables: Any
     tokenizer_files: tuple[Path, ...]
     fingerprint: str
@@ -45,7 +44,7 @@ class LatentModel(NamedTuple):
 
 def save_latent_model(
     directory: str | os.PathLike[str],
-    spec: LatentModelSpec,
+    spec: ModelSpec,
     variables: Any,
     tokenizer_files: Sequence[Path] = (),
     metadata: Mapping[str, Any] | None = None,
@@ -85,7 +84,7 @@ def save_latent_model(
 def is_latent_model(directory: str | os.PathLike[str]) -> bool:
     """Whether the spec of a model directory is that of a latent model."""
     spec = checkpoints.read_spec_file(directory)["spec"]
-    return isinstance(spec, dict) and spec.get("kind") == LatentModelSpec.kind
+    return isinstance(spec, dict) and spec.get("kind") == "latent"
 
 
 def load_latent_model(directory: str | os.PathLike[str]) -> LatentModel:
@@ -97,7 +96,7 @@ def load_latent_model(directory: str | os.PathLike[str]) -> LatentModel:
     directory = Path(directory)
     contents = checkpoints.read_spec_file(directory)
     try:
-        spec = LatentModelSpec.from_json(contents["spec"])
+        spec = ModelSpec.from_json(contents["spec"])
     except ValueError as error:
         raise ValueError(f"{directory / checkpoints.SPEC_FILE}: {error}") from None
     path = directory / checkpoints._VARIABLES
@@ -113,9 +112,9 @@ def load_latent_model(directory: str | os.PathLike[str]) -> LatentModel:
     return LatentModel(directory.name, spec, variables, paths, found, contents["metadata"])
 
 
-def latent_fingerprint(variables: Any, spec: LatentModelSpec, tokenizer: Mapping[str, str]) -> str:
+def latent_fingerprint(variables: Any, spec: ModelSpec, tokenizer: Mapping[str, str]) -> str:
     """SHA-256 over the spec, every variable's name, shape and bytes, and the digests of the tokenizer's files."""
-    parts = [checkpoints.fingerprint(variables, spec), dict(sorted(tokenizer.items()))]  # type: ignore[arg-type]
+    parts = [checkpoints.fingerprint(variables, spec), dict(sorted(tokenizer.items()))]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -139,21 +138,21 @@ def _shapes_of(tree: Any) -> set[str]:
     return {f"{jax.tree_util.keystr(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in leaves}
 
 
-def _check_variables(variables: Any, spec: LatentModelSpec) -> None:
-    difference = _shapes_of(variables) ^ _shapes_of(latent_model_shapes(spec))
+def _check_variables(variables: Any, spec: ModelSpec) -> None:
+    difference = _shapes_of(variables) ^ _shapes_of(model_shapes(spec))
     if difference:
         raise ValueError(f"variables differ from the networks': {', '.join(sorted(difference)[:5])}")
 
 
-def _read_variables(path: Path, spec: LatentModelSpec, held: int) -> Any:
+def _read_variables(path: Path, spec: ModelSpec, held: int) -> Any:
     from orbax.checkpoint import v1 as ocp
 
-    needed = 4 * count_values(latent_model_shapes(spec))
+    needed = 4 * count_values(model_shapes(spec))
     if needed > 2 * held:  # orbax packs a small model more tightly
         raise ValueError(f"{path}: expected {needed:,} bytes of weights for the networks of its spec, got {held:,}")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), latent_model_shapes(spec)
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), model_shapes(spec)
     )
     with checkpoints._one_line(path, "read"), checkpoints._alone():
         _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read

@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dime_jax import models
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
 from dime_jax.loading.latent_checkpoints import LatentModel
-from dime_jax.models import latent
+from dime_jax.models import ClipTextSpec, ModelSpec
 from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
-from dime_jax.models.latent_spec import ClipTextSpec, LatentModelSpec
 from dime_jax.models.pullback import most_visible, pullback_diagonal
 
 LATENTS = ("mean", "sample")
@@ -73,7 +73,7 @@ class LatentDenoiser(Denoiser):
             _held(model.variables, options.hold),
             spec.schedule.build(),
             spec.image_shape,
-            shape=spec.latent_shape,
+            shape=spec.shape,
             num_classes=spec.num_classes,
             condition_shape=None if text is None else jax.ShapeDtypeStruct((text.max_tokens, text.width), jnp.float32),
             conditions=(OWN,) if text is None else TEXT_CONDITIONS,
@@ -167,9 +167,9 @@ class _Lazy(Mapping[str, PyTree]):
         return len(self._values)
 
 
-def describe_memory(spec: LatentModelSpec, hold: str = "float32") -> str:
+def describe_memory(spec: ModelSpec, hold: str = "float32") -> str:
     """A line on the memory that a model's weights take, from their shapes alone."""
-    values = latent.count_values(latent.latent_model_shapes(spec))
+    values = models.count_values(models.model_shapes(spec))
     held, read = values * jnp.dtype(hold).itemsize, values * 4
     reading = "" if held == read else f", and {_size(read)} more while they are read"
     return f"{values:,} weights take {_size(held)} of memory in {hold}{reading}; the images of a call come on top"
@@ -206,8 +206,8 @@ def _fingerprint(model: str, options: LatentOptions) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def _apply(spec: LatentModelSpec) -> ApplyFn:
-    denoise = latent.denoise_latents(spec)
+def _apply(spec: ModelSpec) -> ApplyFn:
+    denoise = models.denoise(spec)
 
     def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
         return denoise(_float32(params["denoiser"]), x, t, condition)
@@ -216,11 +216,11 @@ def _apply(spec: LatentModelSpec) -> ApplyFn:
 
 
 @functools.lru_cache(maxsize=32)
-def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
-    encode = latent.encode(spec.autoencoder)
+def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
+    encode = models.encode(spec.autoencoder)
 
     def run(params: PyTree, pixels: jax.Array, draws: Draws) -> jax.Array:
-        shape = (len(pixels), *spec.latent_shape)
+        shape = (len(pixels), *spec.shape)
         noise = draws.latent(jnp.zeros(shape, jnp.float32)) if kind == "sample" else None
         return encode(_float32(params["autoencoder"]), pixels, noise)
 
@@ -228,8 +228,8 @@ def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
 
 
 @functools.lru_cache(maxsize=32)
-def _keep(spec: LatentModelSpec) -> KeepFn:
-    decode = latent.decode(spec.autoencoder)
+def _keep(spec: ModelSpec) -> KeepFn:
+    decode = models.decode(spec.autoencoder)
 
     def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:
         variables = _float32(params["autoencoder"])
@@ -248,12 +248,12 @@ def _keep(spec: LatentModelSpec) -> KeepFn:
 
 
 @functools.lru_cache(maxsize=32)
-def _decode(spec: LatentModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
-    decode = latent.decode(spec.autoencoder)
+def _decode(spec: ModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
+    decode = models.decode(spec.autoencoder)
     return jax.jit(lambda params, latents: decode(_float32(params["autoencoder"]), latents))
 
 
 @functools.lru_cache(maxsize=32)
 def _embed(spec: ClipTextSpec) -> Callable[[PyTree, np.ndarray], jax.Array]:
-    embed = latent.embed_tokens(spec)
+    embed = models.embed_tokens(spec)
     return jax.jit(lambda variables, tokens: embed(_float32(variables), tokens))

@@ -16,7 +16,7 @@ from dime_jax._util.downloads import is_hub_name
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import checkpoints, latent_checkpoints
 from dime_jax.loading.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
-from dime_jax.models import LatentModelSpec
+from dime_jax.models import ModelSpec
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions, is_address
 
 Say = Callable[[str], object]
@@ -148,7 +148,7 @@ def _load(directory: Path, options: ConversionOptions, say: Say) -> Denoiser:
         return _needs_no_conversion(OpenedModel(checkpoints.load_denoiser(directory), "no latent model"), use).denoiser
     wanted = LatentOptions(**use).check()
     try:
-        say(describe_memory(LatentModelSpec.from_json(checkpoints.read_spec_file(directory)["spec"]), wanted.hold))
+        say(describe_memory(ModelSpec.from_json(checkpoints.read_spec_file(directory)["spec"]), wanted.hold))
     except ValueError as error:
         raise ValueError(f"{directory / checkpoints.SPEC_FILE}: {error}") from None
     return LatentDenoiser(latent_checkpoints.load_latent_model(directory), wanted)

@@ -3,18 +3,77 @@
 See `AutoencoderSpec`. Latents here are the autoencoder's own; `models.latent` shifts and scales them.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.latent_spec import AutoencoderSpec
+from dime_jax.models.checks import (
+    MAX_RES_BLOCKS,
+    check_flags,
+    check_integer,
+    check_integers,
+    check_number,
+    check_widths,
+)
 from dime_jax.models.layers import GroupNorm, conv3x3, dense
+from dime_jax.models.network_spec import NetworkSpec, floats
 
 _NORM_EPS = 1e-6
 _LOG_VARIANCE = (-30.0, 20.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoencoderSpec(NetworkSpec):
+    """The autoencoder of latent diffusion (diffusers' AutoencoderKL); the defaults are those of Stable Diffusion.
+
+    A latent is (mean of the posterior - shift_factor) * scaling_factor.
+
+    Attributes:
+      image_channels: channels of an image.
+      latent_channels: channels of a latent.
+      level_channels: widths; every level but the last halves the resolution.
+      num_res_blocks: in a level of the encoder; the decoder has one more.
+      middle_attention: whether the middle has attention.
+      quant_conv: whether a 1×1 convolution follows the encoder.
+      post_quant_conv: whether one precedes the decoder.
+      norm_groups: groups of every GroupNorm; their eps is 1e-6.
+      scaling_factor: see above.
+      shift_factor: see above.
+    """
+
+    kind: ClassVar[str] = "autoencoder"
+
+    image_channels: int = 3
+    latent_channels: int = 4
+    level_channels: tuple[int, ...] = (128, 256, 512, 512)
+    num_res_blocks: int = 2
+    middle_attention: bool = True
+    quant_conv: bool = True
+    post_quant_conv: bool = True
+    norm_groups: int = 32
+    scaling_factor: float = 0.18215
+    shift_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_widths(self)
+        check_integers(self, 1, 64, "image_channels", "latent_channels")
+        check_integer(self.num_res_blocks, 1, MAX_RES_BLOCKS, "num_res_blocks")
+        check_number(self.scaling_factor, 1e-6, 1e6, "scaling_factor")
+        check_number(self.shift_factor, -1e6, 1e6, "shift_factor")
+        check_flags(self)
+
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Images of one latent."""
+        return (floats(self.reduction, self.reduction, self.image_channels),)
+
+    @property
+    def reduction(self) -> int:
+        """How many pixels in a row make one latent."""
+        return 2 ** (len(self.level_channels) - 1)
 
 
 class Posterior(NamedTuple):

@@ -1,13 +1,44 @@
 """The U-Net of Ho et al. 2020 in flax, one module for its three public dialects (see `DdpmUnetSpec`)."""
 
+import dataclasses
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
+from dime_jax.models.checks import MAX_STEPS, check_integer, check_number
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
-from dime_jax.models.spec import DdpmUnetSpec
-from dime_jax.models.unet import ZEROS, Unet, UnetAttention
+from dime_jax.models.unet import ZEROS, Unet, UnetAttention, UnetSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DdpmUnetSpec(UnetSpec):
+    """The DDPM U-Net in its three public dialects (pytorch-ddpm/SecMI, ddim/pesser, diffusers' UNet2DModel).
+
+    Attributes:
+      time_table_steps: length of the time-embedding table stored with the weights (pytorch-ddpm), or None to compute
+        the embedding. The stored table is a constant, not a parameter, and is used as it is in the file.
+      time_cos_first: order of the computed embedding: [cos, sin] instead of [sin, cos].
+      time_frequency_shift: s in the frequencies 10000^(-i / (half - s)), i = 0 … half - 1.
+      symmetric_downsample: padding of the stride-2 convolutions: one on each side, instead of one after the end.
+      middle_attention: whether the middle has attention.
+    """
+
+    kind: ClassVar[str] = "ddpm_unet"
+
+    time_table_steps: int | None = None
+    time_cos_first: bool = False
+    time_frequency_shift: float = 1
+    symmetric_downsample: bool = False
+    middle_attention: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.time_table_steps is not None:
+            check_integer(self.time_table_steps, 1, MAX_STEPS, "time_table_steps")
+        check_number(self.time_frequency_shift, 0, self.time_features // 2 - 0.5, "time_frequency_shift")
 
 
 class ResBlock(nn.Module):

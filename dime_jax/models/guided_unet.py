@@ -1,15 +1,35 @@
 """The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion) in flax; see `GuidedUnetSpec`."""
 
+import dataclasses
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
-from dime_jax.models.spec import GuidedUnetSpec
-from dime_jax.models.unet import ZEROS, Unet, UnetAttention
+from dime_jax.models.unet import ZEROS, Unet, UnetAttention, UnetSpec
 
 _RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuidedUnetSpec(UnetSpec):
+    """The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion). The time embedding is [cos, sin] with shift 0.
+
+    Attributes:
+      resblock_updown: resample inside residual blocks, instead of by a convolution.
+      scale_shift_norm: condition by GroupNorm(h) * (1 + scale) + shift, instead of adding to h.
+      new_attention_order: the qkv channels are ordered (q|k|v, head, channel), instead of (head, q|k|v, channel).
+    """
+
+    kind: ClassVar[str] = "guided_unet"
+
+    norm_eps: float = 1e-5
+    resblock_updown: bool = True
+    scale_shift_norm: bool = True
+    new_attention_order: bool = False
 
 
 class GuidedBlock(nn.Module):

@@ -4,14 +4,112 @@ The DDPM and the Guided Diffusion networks share it, and the names of its module
 residual block, an attention block, a resampling step and the embedding of t.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dime_jax.models.checks import (
+    MAX_CHANNELS,
+    MAX_CLASSES,
+    MAX_RES_BLOCKS,
+    check_flags,
+    check_integer,
+    check_integers,
+    check_number,
+    check_tuple,
+    check_widths,
+)
 from dime_jax.models.layers import Dtype, GroupNorm, attend, conv3x3, dense
-from dime_jax.models.spec import UnetSpec
+from dime_jax.models.network_spec import DenoiserSpec, floats, integers
 
 ZEROS = nn.initializers.zeros  # every residual branch starts as nothing, the network as its shortcuts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnetSpec(DenoiserSpec):
+    """The topology every U-Net here shares; the defaults are the 35.7M-parameter CIFAR-10 network of Ho et al. 2020.
+
+    Level l works at 1/2^l of the resolution; `level_channels` has one entry per level. A level has `num_res_blocks`
+    residual blocks on the way down and one more on the way up, each followed by self-attention if the level is listed
+    in `attention_levels` (down) or `up_attention_levels` (up; None means the same levels).
+
+    Attributes:
+      image_channels: channels of an image.
+      learned_sigma: whether the network has as many output channels again for the variance (not used by attacks).
+      stem_channels: width after the first convolution.
+      time_features: size of the sinusoidal embedding of t.
+      time_channels: width of the time MLP.
+      head_channels: width of one attention head; None means `num_heads` heads at every width.
+      num_heads: number of attention heads where `head_channels` is None.
+      norm_groups: groups of every GroupNorm.
+      norm_eps: added to every GroupNorm's variance.
+      num_classes: size of the label embedding of a class-conditional network, else None.
+      dropout: rate before the second convolution of a residual block; applies in training only.
+    """
+
+    image_channels: int = 3
+    learned_sigma: bool = False
+    stem_channels: int = 128
+    time_features: int = 128
+    time_channels: int = 512
+    level_channels: tuple[int, ...] = (128, 256, 256, 256)
+    num_res_blocks: int = 2
+    attention_levels: tuple[int, ...] = (1,)
+    up_attention_levels: tuple[int, ...] | None = None
+    head_channels: int | None = None
+    num_heads: int = 1
+    norm_groups: int = 32
+    norm_eps: float = 1e-6
+    num_classes: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integers(self, 1, MAX_CHANNELS, "stem_channels", "time_features", "time_channels", "num_heads")
+        check_widths(self, self.stem_channels)
+        last = len(self.level_channels) - 1
+        check_tuple(self, "attention_levels", 0, last)
+        if self.up_attention_levels is not None:
+            check_tuple(self, "up_attention_levels", 0, last)
+        check_integer(self.image_channels, 1, 64, "image_channels")
+        if self.time_features % 2:
+            raise ValueError(f"expected an even number of time_features, got time_features={self.time_features}")
+        check_integer(self.num_res_blocks, 1, MAX_RES_BLOCKS, "num_res_blocks")
+        if self.head_channels is not None:
+            check_integer(self.head_channels, 1, MAX_CHANNELS, "head_channels")
+        for level in (*self.attention_levels, *self.up_attention, last):
+            self.heads(self.level_channels[level])
+        check_number(self.norm_eps, 1e-12, 1.0, "norm_eps")
+        check_number(self.dropout, 0.0, 0.99, "dropout")
+        check_flags(self)
+        if self.num_classes is not None:
+            check_integer(self.num_classes, 1, MAX_CLASSES, "num_classes")
+
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Images that the levels halve to one pixel, t, and a label if there are classes."""
+        size = 2 ** (len(self.level_channels) - 1)
+        label = () if self.num_classes is None else (integers(),)
+        return floats(size, size, self.image_channels), integers(), *label
+
+    @property
+    def up_attention(self) -> tuple[int, ...]:
+        """Levels with attention on the way up."""
+        return self.attention_levels if self.up_attention_levels is None else self.up_attention_levels
+
+    @property
+    def out_channels(self) -> int:
+        """Output channels: the prediction, then the learned variance if there is one."""
+        return self.image_channels * (2 if self.learned_sigma else 1)
+
+    def heads(self, channels: int) -> int:
+        """Number of attention heads at the given width."""
+        size, name = (
+            (self.num_heads, "num_heads") if self.head_channels is None else (self.head_channels, "head_channels")
+        )
+        if channels % size:
+            raise ValueError(f"expected attention widths divisible by {name}={size}, got {channels}")
+        return size if self.head_channels is None else channels // size
 
 
 class UnetAttention(nn.Module):

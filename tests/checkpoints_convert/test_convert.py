@@ -330,7 +330,7 @@ def test_defaults_of_diffusers_are_said(folder):
 def test_a_learned_variance_without_a_scheduler_is_told_by_the_channels(folder):
     edit(folder / "unet" / "config.json", out_channels=6)
     checkpoint = open_checkpoint(folder / "unet", Options(schedule="linear", prediction="epsilon"))
-    assert checkpoint.spec.architecture.learned_sigma
+    assert checkpoint.spec.denoiser.learned_sigma
     assert any(fact.startswith("variance: learned (out_channels is twice in_channels") for fact in checkpoint.facts)
 
 

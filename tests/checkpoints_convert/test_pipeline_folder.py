@@ -14,7 +14,7 @@ from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.pipeline_folder import convert_pipeline, dit_spec, is_pipeline_folder, open_pipeline
 from checkpoints_convert.torch_writer import write_zip
 from dime_jax.loading import latent_checkpoints
-from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
@@ -60,7 +60,7 @@ def test_what_a_folder_says():
     pipeline = open_pipeline(GOLDEN / "stable_diffusion")
     assert is_pipeline_folder(pipeline.source)
     spec = pipeline.spec
-    assert (spec.image_shape, spec.latent_shape, spec.prediction) == ((16, 16, 3), (8, 8, 4), "epsilon")
+    assert (spec.image_shape, spec.shape, spec.prediction) == ((16, 16, 3), (8, 8, 4), "epsilon")
     assert spec.schedule == ScheduleSpec(kind="scaled_linear", beta_start=0.00085, beta_end=0.012)
     assert spec.denoiser.level_heads == (2, 2)
     assert (spec.autoencoder.scaling_factor, spec.autoencoder.shift_factor) == (0.18215, 0.0)

@@ -13,7 +13,7 @@ from dime_jax.loading import checkpoints
 from dime_jax.models import DdpmUnetSpec, ModelSpec, ScheduleSpec
 
 SPEC = ModelSpec(
-    architecture=DdpmUnetSpec(
+    denoiser=DdpmUnetSpec(
         stem_channels=8,
         time_features=8,
         time_channels=8,
@@ -33,7 +33,7 @@ SPEC = ModelSpec(
 @pytest.fixture(scope="module")
 def variables():
     rng = np.random.default_rng(0)
-    shapes = models.param_shapes(SPEC.architecture)
+    shapes = models.param_shapes(SPEC.denoiser)
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
 
 
@@ -53,7 +53,7 @@ def test_round_trip(saved, variables):
     assert (denoiser.image_shape, denoiser.num_classes, denoiser.name) == ((4, 6, 1), 4, "m")
     assert denoiser.schedule.num_steps == 10
     x = np.random.default_rng(1).normal(size=(2, 4, 6, 1)).astype(np.float32)
-    expected = jax.jit(models.build(SPEC.architecture).apply)(variables, x, np.array([3, 4]), np.array([0, 2]))
+    expected = jax.jit(models.build(SPEC.denoiser).apply)(variables, x, np.array([3, 4]), np.array([0, 2]))
     np.testing.assert_allclose(denoiser.eps(x, np.array([3, 4]), np.array([0, 2])), expected, atol=1e-5)
     assert checkpoints.read_spec_file(saved)["metadata"] == {"origin": "a test"}
     assert [file.name for file in saved.parent.iterdir()] == ["m"]  # no temporary directory left
@@ -65,7 +65,7 @@ def test_fingerprint_changes_with_weights_and_spec(variables):
     changed = jax.tree.map(np.copy, variables)
     changed["params"]["conv_in"]["bias"][0] += 1e-6
     assert checkpoints.fingerprint(changed, SPEC) != first
-    other = ModelSpec(architecture=SPEC.architecture, image_shape=(4, 4, 1), schedule=SPEC.schedule)
+    other = ModelSpec(denoiser=SPEC.denoiser, image_shape=(4, 4, 1), schedule=SPEC.schedule)
     assert checkpoints.fingerprint(variables, other) != first
 
 
@@ -152,7 +152,7 @@ def test_absurd_specs_are_refused_before_anything_is_built(model, name, monkeypa
     edit(model, spec=spec | {"image_shape": [512, 512, 1], "architecture": spec["architecture"] | HOSTILE[name]})
     monkeypatch.setattr(models, "param_shapes", lambda spec: pytest.fail("traced"))
     start = time.process_time()
-    refused(model, "bytes of weights for the network of its spec|number of attention_levels|bad fields in architecture")
+    refused(model, "weights for the network of its spec|a list of at most 10 integers|bad fields in spec.denoiser")
     assert time.process_time() - start < 2
 
 

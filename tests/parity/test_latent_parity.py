@@ -14,8 +14,8 @@ import pytest
 from checkpoints_convert.latent_configs import parse_unet
 from checkpoints_convert.part_files import DIFFUSERS_FILES, find_weights
 from checkpoints_convert.pipeline_folder import PipelinePart, open_pipeline
-from dime_jax.models import latent
-from dime_jax.models.latent_spec import ConditionalUnetSpec
+from dime_jax import models
+from dime_jax.models import ConditionalUnetSpec
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -72,16 +72,14 @@ def test_pipeline(name, tmp_path):
     unet, vae, text = unet.double(), vae.double(), text.double()
     embeddings = text(tokens).last_hidden_state
     assert_close(
-        jitted(latent.embed_tokens(spec.text_encoder), variables["text_encoder"], tokens.int().numpy()),
+        jitted(models.embed_tokens(spec.text_encoder), variables["text_encoder"], tokens.int().numpy()),
         embeddings,
         "text",
     )
     size = unet_config["sample_size"]
     x = torch.randn(2, unet.config.in_channels, size, size)
     t = torch.tensor([3, 900])
-    got = jitted(
-        latent.denoise_latents(spec), variables["denoiser"], to_jax(x), t.int().numpy(), embeddings.float().numpy()
-    )
+    got = jitted(models.denoise(spec), variables["denoiser"], to_jax(x), t.int().numpy(), embeddings.float().numpy())
     assert_close(got, unet(x.double(), t, embeddings).sample, "eps")
     check_autoencoder(vae, variables["autoencoder"], spec)
 
@@ -92,14 +90,14 @@ def check_autoencoder(vae, variables, spec):
     posterior = vae.encode(images.double()).latent_dist
     shift, scale = vae.config.shift_factor or 0.0, vae.config.scaling_factor
     expected = (posterior.mean - shift) * scale
-    assert_close(jitted(latent.encode(spec.autoencoder), variables, to_jax(images)), expected, "latents")
+    assert_close(jitted(models.encode(spec.autoencoder), variables, to_jax(images)), expected, "latents")
     decoded = vae.decode(expected / scale + shift).sample
-    assert_close(jitted(latent.decode(spec.autoencoder), variables, to_jax(expected)), decoded, "decoded images")
+    assert_close(jitted(models.decode(spec.autoencoder), variables, to_jax(expected)), decoded, "decoded images")
     if height > 16:
         return
     noise = torch.randn_like(posterior.mean)
     sample = (posterior.mean + posterior.std * noise - shift) * scale
-    got = jitted(latent.encode(spec.autoencoder), variables, to_jax(images), to_jax(noise))
+    got = jitted(models.encode(spec.autoencoder), variables, to_jax(images), to_jax(noise))
     assert_close(got, sample, "sampled latents")
 
 
@@ -116,7 +114,7 @@ def test_dit(config, tmp_path):
     t = torch.tensor([3, 300])  # at 900, torch's own rounding of the frequencies costs 2e-5
     expected = network.double()(x.double(), t, labels).sample[:, :4]
     variables = pipeline.variables()["denoiser"]
-    got = jitted(latent.denoise_latents(pipeline.spec), variables, to_jax(x), t.int().numpy(), labels.int().numpy())
+    got = jitted(models.denoise(pipeline.spec), variables, to_jax(x), t.int().numpy(), labels.int().numpy())
     assert_close(got, expected, "eps")
 
 
@@ -135,6 +133,6 @@ def test_the_unet_of_stable_diffusion_1(tmp_path):
     part = PipelinePart("unet", parse_unet(config), find_weights(tmp_path, DIFFUSERS_FILES))
     assert part.spec == ConditionalUnetSpec()
     variables = part.variables()
-    got = jitted(latent.build_network(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())
+    got = jitted(models.build(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())
     assert_close(got, expected, "eps at full size", tolerance=1e-4)
     print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
