@@ -7,9 +7,9 @@ their shapes (`PRESETS`, from the repository's README), others come with their c
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, make_checkpoint, stored_schedule
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
 from checkpoints_convert.json_file import read_json
-from checkpoints_convert.mapping import Dialect, StateDict, block_names, numbered, width_of
+from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._util.typing import JsonObject
@@ -19,7 +19,21 @@ from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, che
 _CODE = "guided-diffusion"
 
 
-def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
+_PARTS = {
+    "norm_1": "in_layers.0",
+    "conv_1": "in_layers.2",
+    "time_dense": "emb_layers.1",
+    "norm_2": "out_layers.0",
+    "conv_2": "out_layers.3",
+    "shortcut": "skip_connection",
+    "norm": "norm",
+    "qkv": "qkv",
+    "out": "proj_out",
+}
+
+
+def naming(spec: GuidedUnetSpec) -> Naming:
+    """Return the names of its modules."""
     names = {
         "time_dense_0": "time_embed.0",
         "time_dense_1": "time_embed.2",
@@ -40,26 +54,7 @@ def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
         position = 2 if level in spec.up_attention else 1  # in the same block as the level's last residual block
         names[f"down_{level}_downsample"] = f"{downsample}.0" + ("" if spec.resblock_updown else ".op")
         names[f"up_{level}_upsample"] = f"{up[-1]}.{position}" + ("" if spec.resblock_updown else ".conv")
-    return names
-
-
-DIALECT = Dialect(
-    name="guided",
-    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
-    module_names=_module_names,
-    part_names={
-        "norm_1": "in_layers.0",
-        "conv_1": "in_layers.2",
-        "time_dense": "emb_layers.1",
-        "norm_2": "out_layers.0",
-        "conv_2": "out_layers.3",
-        "shortcut": "skip_connection",
-        "norm": "norm",
-        "qkv": "qkv",
-        "out": "proj_out",
-    },
-    attention_layout="conv1d",
-)
+    return Naming(names, _PARTS, {**SHORTCUT, "qkv": "conv1d", "out": "conv1d"})
 
 
 class GuidedNetwork(NamedTuple):
@@ -72,7 +67,7 @@ class GuidedNetwork(NamedTuple):
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
-    """The checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
+    """Return the checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
     if options.model_flags is None:
         network = recognise(weights.state)
         how = f"the published {network.name} network, told by its shapes"
@@ -85,9 +80,8 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
         schedule = by_convention(network.schedule, _CODE)
     image_size, schedule = Known((network.image_size, network.image_size), how), stored_schedule(weights) or schedule
     prediction = by_convention("epsilon", _CODE)
-    return make_checkpoint(
-        weights, DIALECT, options, network.architecture, image_size, schedule, prediction, setting=network.name
-    )
+    spec = network.architecture
+    return file_checkpoint(weights, options, spec, naming(spec), image_size, schedule, prediction, setting=network.name)
 
 
 # Constructor arguments of UNetModel, with its defaults; None: must be given.
@@ -245,3 +239,11 @@ def recognise(state: StateDict) -> GuidedNetwork:
         f"none of guided-diffusion's published models ({', '.join(presets())}): "
         "expected --model_flags with the network's constructor arguments"
     )
+
+
+DIALECT = Dialect(
+    name="guided",
+    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
+    open_weights=open_weights,
+    takes_model_flags=True,
+)

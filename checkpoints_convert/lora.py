@@ -12,6 +12,7 @@ Every tensor is used exactly once, or the file is refused with the name of the f
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -29,6 +30,7 @@ from checkpoints_convert.json_file import read_json, unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
+from dime_jax._util.files import file_digests
 from dime_jax._util.typing import JsonObject
 from dime_jax.models.checks import check_number
 
@@ -99,12 +101,42 @@ class Lora:
     def __post_init__(self) -> None:
         check_number(self.scale, -100, 100, "LoRA scale")
 
+    @functools.cached_property
+    def path(self) -> Path:
+        """The file itself: where a folder is given, the only weights file in it."""
+        path = Path(self.file)
+        if path.is_file():
+            return path
+        files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
+        if not path.exists():
+            raise CheckpointError(f"no file or folder {path}")
+        if len(files) != 1:
+            found = ", ".join(file.name for file in files[:5]) or "none"
+            raise CheckpointError(
+                f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}"
+            )
+        return files[0]
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the file, its settings and the scale: changes with anything that changes the merged weights."""
-        file = find_file(Path(self.file))
-        config = file.parent / "adapter_config.json"
-        contents = [hashlib.sha256(part.read_bytes()).hexdigest() for part in (file, config) if part.is_file()]
+        config = self.path.parent / "adapter_config.json"
+        contents = [digest for one in (self.path, config) if one.is_file() for digest in file_digests(one).values()]
         return hashlib.sha256(json.dumps([contents, float(self.scale)]).encode()).hexdigest()
+
+    @functools.cached_property
+    def updates(self) -> list["Update"]:
+        """The updates in the file.
+
+        Raises:
+          ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
+        """
+        contents = weights_file.read(self.path)
+        with about(self.path):
+            state = _flat(contents)
+            _refuse_other_methods(state)
+            config = _adapter_config(self.path)
+            return [_update(group, config, self.scale) for group in _groups(state)]
 
 
 class Update(NamedTuple):
@@ -125,32 +157,6 @@ class Update(NamedTuple):
     down: np.ndarray
     up: np.ndarray
     factor: float
-
-
-def find_file(path: Path) -> Path:
-    """The LoRA file at a path: itself, or the only weights file in a folder."""
-    if path.is_file():
-        return path
-    files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
-    if len(files) != 1:
-        found = ", ".join(file.name for file in files[:5]) or "none"
-        raise CheckpointError(f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}")
-    return files[0]
-
-
-def read_updates(lora: Lora) -> list[Update]:
-    """The updates in a file.
-
-    Raises:
-      ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
-    """
-    file = find_file(Path(lora.file))
-    contents = weights_file.read(file)
-    with about(file):
-        state = _flat(contents)
-        _refuse_other_methods(state)
-        config = _adapter_config(file)
-        return [_update(group, config, lora.scale) for group in _groups(state)]
 
 
 def _flat(contents: object) -> StateDict:
@@ -319,7 +325,7 @@ def merge(state: StateDict, updates: list[Update], part: str) -> StateDict:
 
     Args:
       state: tensors by the names of diffusers or transformers (with or without `text_model.`).
-      updates: from `read_updates`; those of other parts are left out.
+      updates: of a `Lora`; those of other parts are left out.
       part: "unet" or "text_encoder".
 
     Raises:

@@ -22,7 +22,8 @@ from .core.ideal import ErrorDecomposition, IdealDenoiser
 from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
 from .evidence import metrics
 from .guards.wiring import DenoiserCheck, check_denoiser
-from .loading.opening import ConversionOptions, OpenedModel, load_denoiser, open_model
+from .loading.conversion import ConversionOptions, UseOptions
+from .loading.opening import OpenedModel, load_denoiser, open_model
 from .protocol import calibration
 from .remote import RemoteDenoiser, RemoteOptions
 
@@ -43,6 +44,7 @@ __all__ = [
     "OpenedModel",
     "RemoteDenoiser",
     "RemoteOptions",
+    "UseOptions",
     "attacks",
     "audit",
     "calibration",

@@ -25,11 +25,10 @@ import safetensors.numpy
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
-from checkpoints_convert import latent_names, mapping
+from checkpoints_convert import diffusers_names, mapping
 from dime_jax import data
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
-from dime_jax.loading import checkpoints
 from dime_jax.models import (
     AutoencoderSpec,
     ClipTextSpec,
@@ -46,6 +45,7 @@ from dime_jax.models import (
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
 from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.report import tables
+from dime_jax.training import checkpoints
 from dime_jax.training.records import Log
 from experiments import attack
 from experiments.launch import launch
@@ -254,7 +254,7 @@ def write_pipeline(folder: pathlib.Path, spec: ModelSpec, variables: Mapping[str
     configs = {"unet": _unet_config(spec), "vae": _vae_config(spec), "text_encoder": _text_config(spec)}
     for name, part in parts.items():
         assert part is not None
-        table = latent_names.name_table(part, latent_names.naming_of(part, {}))
+        table = mapping.name_table(part, diffusers_names.naming_of(part, {}))
         state = mapping.to_state_dict(jax.tree.map(np.asarray, variables[name]), table)
         file = "model.safetensors" if name == "text_encoder" else "diffusion_pytorch_model.safetensors"
         (folder / name).mkdir(parents=True, exist_ok=True)

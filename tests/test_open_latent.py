@@ -10,13 +10,12 @@ import pytest
 import safetensors.numpy
 
 import dime_jax as dj
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.pipeline_folder import open_pipeline
 from dime_jax import cli, models
 from dime_jax.core import draws
 from dime_jax.core.denoiser import TEXT_CONDITIONS
-from dime_jax.loading import opening
 from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "latent"
@@ -31,7 +30,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(cache):
-    return dj.open_model(FOLDER, cache)
+    return dj.open_model(FOLDER, cache=cache)
 
 
 def pixels(count=4, channels=3, size=16):
@@ -40,8 +39,8 @@ def pixels(count=4, channels=3, size=16):
 
 def lora_file(path):
     """A kohya LoRA of one layer of the U-Net."""
-    name = next(k for k in open_pipeline(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
-    weight = open_pipeline(FOLDER).denoiser.state()[name]
+    name = next(k for k in open_checkpoint(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
+    weight = open_checkpoint(FOLDER).denoiser.state()[name]
     rng, module = np.random.default_rng(1), "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
     tensors = {
         f"{module}.lora_down.weight": rng.normal(size=(2, weight.shape[1])).astype(np.float32),
@@ -63,7 +62,7 @@ def test_an_opened_pipeline_computes_what_torch_does(opened):
     }
     for name, array in found.items():
         np.testing.assert_allclose(array, golden[name], atol=2e-5 * golden[name].std(), rtol=0, err_msg=name)
-    tokens, spec = model._tokenizer.encode(CAPTIONS), open_pipeline(FOLDER).spec
+    tokens, spec = model._tokenizer.encode(CAPTIONS), open_checkpoint(FOLDER).spec
     embed = jax.jit(models.embed_tokens(spec.text_encoder))
     with jax.default_matmul_precision("highest"):
         condition = embed(model.params["text_encoder"], tokens)  # which is compared with torch in models/test_latent.py
@@ -72,7 +71,7 @@ def test_an_opened_pipeline_computes_what_torch_does(opened):
 
 
 def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monkeypatch):
-    model = dj.open_model(FOLDER, cache).denoiser
+    model = dj.open_model(FOLDER, cache=cache).denoiser
     embedded = []
     plain = model._tokenizer.encode
 
@@ -97,8 +96,8 @@ def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monke
 
 
 def test_samples_are_keyed_by_the_image(cache, opened):
-    model = dj.open_model(FOLDER, cache, ConversionOptions(latent="sample")).denoiser
-    spec, variables = open_pipeline(FOLDER).spec, open_pipeline(FOLDER).variables()
+    model = dj.open_model(FOLDER, cache=cache, latent="sample").denoiser
+    spec, variables = open_checkpoint(FOLDER).spec, open_checkpoint(FOLDER).variables()
     ids = ["a", "b", "c", "d"]
     noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
     with jax.default_matmul_precision("highest"):
@@ -110,7 +109,7 @@ def test_samples_are_keyed_by_the_image(cache, opened):
 
 
 def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
-    model = dj.open_model(FOLDER, cache, ConversionOptions(latent_weighting="pullback")).denoiser
+    model = dj.open_model(FOLDER, cache=cache, latent_weighting="pullback").denoiser
     x = opened.denoiser.encode(pixels(2))
     own, step = draws.Draws(jax.random.key(3), draws.id_numbers(["a", "b"])), 1e-2
     signs = np.stack([own.pullback(index, model.image_shape)[0] for index in range(16)]).reshape(16, -1)
@@ -128,7 +127,7 @@ def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
 
 @pytest.mark.slow
 def test_held_weights_compute_in_float32(cache, opened):
-    models = [dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser for hold in ("bfloat16", "float16")]
+    models = [dj.open_model(FOLDER, cache=cache, hold=hold).denoiser for hold in ("bfloat16", "float16")]
     for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):
         assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
     assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
@@ -146,26 +145,29 @@ def test_held_weights_compute_in_float32(cache, opened):
 
 def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):
     file = lora_file(tmp_path / "style.safetensors")
-    options = ConversionOptions(lora=[file], lora_scale=[0.5])
-    model = dj.open_model(FOLDER, tmp_path / "cache", options)
-    expected = open_pipeline(FOLDER, loras=(Lora(file, 0.5),)).variables()
+    options = {"lora": [file], "lora_scale": [0.5]}
+    model = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
+    expected = open_checkpoint(FOLDER, loras=(Lora(file, 0.5),)).variables()
     jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, expected)
     assert "LoRA: style.safetensors at scale 0.5" in model.facts
     assert model.denoiser.name == "stable_diffusion + style.safetensors"
     assert model.denoiser.fingerprint != opened.denoiser.fingerprint
-    same = dj.open_model(FOLDER, tmp_path / "cache", options)
+    same = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
     assert "before" in same.origin
     assert same.denoiser.fingerprint == model.denoiser.fingerprint
-    full = dj.open_model(FOLDER, tmp_path / "cache", ConversionOptions(lora=[file]))
+    full = dj.open_model(FOLDER, cache=tmp_path / "cache", lora=[file])
     assert full.denoiser.fingerprint not in (model.denoiser.fingerprint, opened.denoiser.fingerprint)
     shutil.copy(lora_file(tmp_path / "other.safetensors"), file)  # the same content: found again
-    assert "before" in dj.open_model(FOLDER, tmp_path / "cache", options).origin
+    assert "before" in dj.open_model(FOLDER, cache=tmp_path / "cache", **options).origin
 
 
 def test_a_dit_takes_classes(cache):
-    model = dj.open_model(DIT, cache, ConversionOptions(autoencoder=VAE)).denoiser
+    model = dj.open_model(DIT, cache=cache, autoencoder=VAE).denoiser
     assert isinstance(model, LatentDenoiser)
-    assert (model.conditions, model.num_classes) == (("own",), open_pipeline(DIT, autoencoder=VAE).spec.num_classes)
+    assert (model.conditions, model.num_classes) == (
+        ("own",),
+        open_checkpoint(DIT, ConversionOptions(autoencoder=VAE)).spec.num_classes,
+    )
     x = model.encode(pixels(2, size=model.image_shape[0]))
     assert model.eps(x, 3, np.array([0, 1])).shape == (2, *model.shape)
     with pytest.raises(ValueError, match="takes no text"):
@@ -174,10 +176,10 @@ def test_a_dit_takes_classes(cache):
 
 def test_the_memory_is_said_before_anything_is_read(tmp_path, monkeypatch, opened):
     said = []
-    spec = open_pipeline(FOLDER).spec
-    monkeypatch.setattr("checkpoints_convert.pipeline_folder.convert_pipeline", lambda *_: 1 / 0)
+    spec = open_checkpoint(FOLDER).spec
+    monkeypatch.setattr("checkpoints_convert.checkpoint.Checkpoint.variables", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        opening.open_model(FOLDER, tmp_path, say=said.append)
+        dj.open_model(FOLDER, cache=tmp_path, say=said.append)
     assert said == [describe_memory(spec)]
     values = sum(leaf.size for leaf in jax.tree.leaves(opened.denoiser.params))
     assert said[0].startswith(f"{values:,} weights take {4 * values / 1e6:.1f} MB of memory in float32;")
@@ -191,26 +193,26 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
     assert cli.main(["convert", "--source", str(FOLDER), "--output", str(output)]) == 0
     assert "architecture: conditional_unet" in capsys.readouterr().out
     assert dj.load_denoiser(output).fingerprint == opened.denoiser.fingerprint
-    sampled = dj.open_model(output, tmp_path, ConversionOptions(latent="sample"))
+    sampled = dj.open_model(output, cache=tmp_path, latent="sample")
     assert sampled.origin == "a model directory"
     with pytest.raises(ValueError, match="not converted: expected no --lora=x"):
-        dj.open_model(output, tmp_path, ConversionOptions(lora=["x"]))
+        dj.open_model(output, cache=tmp_path, lora=["x"])
     with pytest.raises(ValueError, match="unknown latent 'median'"):
-        dj.open_model(output, tmp_path, ConversionOptions(latent="median"))
+        dj.open_model(output, cache=tmp_path, latent="median")
     with pytest.raises(ValueError, match="unknown latent_weighting 'push'; expected one of none, pullback"):
-        dj.open_model(output, tmp_path, ConversionOptions(latent_weighting="push"))
+        dj.open_model(output, cache=tmp_path, latent_weighting="push")
 
 
 def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
     pixel_model = GOLDEN.parent / "ddpm_secmi.pt"
     with pytest.raises(ValueError, match="is no latent model: expected no --lora"):
-        dj.open_model(pixel_model, tmp_path, ConversionOptions(lora=[pixel_model]))
+        dj.open_model(pixel_model, cache=tmp_path, lora=[pixel_model])
     with pytest.raises(ValueError, match="no file or folder nowhere"):
-        dj.open_model(FOLDER, tmp_path, ConversionOptions(lora=["nowhere"]))
+        dj.open_model(FOLDER, cache=tmp_path, lora=["nowhere"])
     with pytest.raises(ValueError, match="expected no --latent=sample"):
-        dj.open_model("digits", tmp_path, ConversionOptions(latent="sample"))
+        dj.open_model("digits", cache=tmp_path, latent="sample")
     with pytest.raises(ValueError, match="expected one --lora_scale for each --lora, got 1 for 2"):
-        ConversionOptions(lora=["a", "b"], lora_scale=[1.0])
+        dj.open_model(FOLDER, lora=["a", "b"], lora_scale=[1.0])
 
 
 def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
@@ -220,6 +222,6 @@ def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
     commit = "0123456789" * 4
     snapshot = shutil.copytree(FOLDER, tmp_path / commit)
     monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ()))
-    model = dj.open_model("hf:owner/name@main", tmp_path / "cache")
+    model = dj.open_model("hf:owner/name@main", cache=tmp_path / "cache")
     assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
     assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")

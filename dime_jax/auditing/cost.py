@@ -161,12 +161,12 @@ def command(config: AuditConfig) -> str:
     words = ["dime-jax", "audit"]
     for field in dataclasses.fields(config):
         value = values[field.name]
-        if field.name in ("options", "grid", "conversion", "remote") or value is None or value == field.default:
+        if field.name in ("options", "grid", "conversion", "use", "remote") or value is None or value == field.default:
             continue
         words.append(f"--{field.name}")
         if not isinstance(value, bool):
             words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return shlex.join([*words, *config.conversion.arguments(), *config.remote.arguments()])
+    return shlex.join([*words, *config.conversion.arguments(), *config.use.arguments(), *config.remote.arguments()])
 
 
 def _made(directory: pathlib.Path) -> int:

@@ -9,61 +9,31 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dime_jax import models
-from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
-from dime_jax.loading.latent_checkpoints import LatentModel
+from dime_jax.loading.conversion import NO_USE_OPTIONS, UseOptions
+from dime_jax.loading.model_directory import StoredModel
 from dime_jax.models import ClipTextSpec, ModelSpec
 from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
 from dime_jax.models.pullback import most_visible, pullback_diagonal
-
-LATENTS = ("mean", "sample")
-WEIGHTINGS = ("none", "pullback")
-HELD = ("float32", "bfloat16", "float16")
 
 _EMBEDDED_TOGETHER = 8
 _CACHE_BYTES = 2**30
 
 
-class LatentOptions(NamedTuple):
-    """How a latent model is used.
-
-    Attributes:
-      latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
-      latent_weighting: "pullback" leaves the 40 % of each latent's coordinates that the decoder shows least out of the
-        norms of the attacks (see `models.pullback`); "none" counts all alike.
-      hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
-    """
-
-    latent: str = "mean"
-    latent_weighting: str = "none"
-    hold: str = "float32"
-
-    def check(self) -> "LatentOptions":
-        """These, if they are known."""
-        validate.check_choice(self.latent, LATENTS, "latent")
-        validate.check_choice(self.latent_weighting, WEIGHTINGS, "latent_weighting")
-        validate.check_choice(self.hold, HELD, "hold")
-        return self
-
-
-DEFAULT_OPTIONS = LatentOptions()
-
-
 class LatentDenoiser(Denoiser):
     """A latent model; see the module. `decode` shows what a latent is."""
 
-    def __init__(self, model: LatentModel, options: LatentOptions = DEFAULT_OPTIONS):
-        spec, options = model.spec, options.check()
+    def __init__(self, model: StoredModel, options: UseOptions = NO_USE_OPTIONS):
+        spec = model.spec
         text = spec.text_encoder
         self._tokenizer = None if text is None else _open_tokenizer(model, text)
         self._spec, self._options = spec, options
@@ -171,15 +141,18 @@ def describe_memory(spec: ModelSpec, hold: str = "float32") -> str:
     """A line on the memory that a model's weights take, from their shapes alone."""
     values = models.count_values(models.model_shapes(spec))
     held, read = values * jnp.dtype(hold).itemsize, values * 4
-    reading = "" if held == read else f", and {_size(read)} more while they are read"
-    return f"{values:,} weights take {_size(held)} of memory in {hold}{reading}; the images of a call come on top"
+    reading = "" if held == read else f", and {describe_size(read)} more while they are read"
+    return (
+        f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; the images of a call come on top"
+    )
 
 
-def _size(count: int) -> str:
+def describe_size(count: int) -> str:
+    """Return a number of bytes in words."""
     return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
 
 
-def _open_tokenizer(model: LatentModel, text: ClipTextSpec) -> ClipTokenizer:
+def _open_tokenizer(model: StoredModel, text: ClipTextSpec) -> ClipTokenizer:
     if not model.tokenizer_files:
         raise ValueError(f"{model.name}: expected the files of a tokenizer beside its text encoder, got none")
     return open_tokenizer(model.tokenizer_files[0].parent, text.vocabulary, text.max_tokens)
@@ -198,11 +171,10 @@ def _float32(variables: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), variables)
 
 
-def _fingerprint(model: str, options: LatentOptions) -> str:
-    """The model's own at the usual options; another one for each other way to use it."""
-    if options == DEFAULT_OPTIONS:
-        return model
-    return hashlib.sha256(json.dumps([model, *options]).encode()).hexdigest()
+def _fingerprint(model: str, options: UseOptions) -> str:
+    """The model's own at the usual options; another one for each other way to use it. (Weights have LoRAs merged.)"""
+    chosen, usual = ([one.latent, one.latent_weighting, one.hold] for one in (options, NO_USE_OPTIONS))
+    return model if chosen == usual else hashlib.sha256(json.dumps([model, *chosen]).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,13 +1,15 @@
 """How large a network is, by arithmetic: what a stranger's spec asks for is known before anything is built."""
 
+from dime_jax.models.build import count_values, param_shapes
 from dime_jax.models.ddpm_unet import DdpmUnetSpec
 from dime_jax.models.guided_unet import GuidedUnetSpec
-from dime_jax.models.network_spec import DenoiserSpec
+from dime_jax.models.network_spec import NetworkSpec
 
 
-def num_values(spec: DenoiserSpec) -> int:
-    """How many numbers the variables of a U-Net on images hold: the sizes in `param_shapes`, added up."""
-    assert isinstance(spec, DdpmUnetSpec | GuidedUnetSpec)
+def num_values(spec: NetworkSpec) -> int:
+    """Return how many numbers the variables of a network hold: the sizes in `param_shapes`, added up."""
+    if not isinstance(spec, DdpmUnetSpec | GuidedUnetSpec):
+        return count_values(param_shapes(spec))
     total, width = _embedding(spec) + _conv(spec.image_channels, spec.stem_channels), spec.stem_channels
     skips = [width]
     last = len(spec.level_channels) - 1

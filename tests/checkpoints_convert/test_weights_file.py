@@ -7,10 +7,11 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_convert import torch_file, weights_file
-from checkpoints_convert.convert import convert, open_checkpoint
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.torch_writer import Global, PickledCall, write_zip
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory
+from dime_jax.loading.conversion import convert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZE = ConversionOptions(image_size=16)
@@ -53,7 +54,7 @@ def test_lightning(prefix, tmp_path):
     state = prefixed(prefix, STATE) | {"betas": BETAS, "logvar": BETAS}
     write_zip(tmp_path / "x.ckpt", {**LIGHTNING, "state_dict": state})
     checkpoint = open_checkpoint(tmp_path / "x.ckpt", SIZE)
-    assert checkpoint.state.keys() == STATE.keys()
+    assert checkpoint.denoiser.state().keys() == STATE.keys()
     np.testing.assert_allclose(checkpoint.spec.schedule.build().abar(49), np.prod(1 - BETAS.astype(float)), rtol=1e-5)
     assert "noise schedule: betas, 50 steps (betas in the file)" in checkpoint.facts
     assert "not the network's, and left out: betas, logvar" in checkpoint.facts
@@ -91,8 +92,8 @@ def test_the_model_of_an_ema_is_the_emas(tmp_path):
     write_zip(tmp_path / "ema.pt", STATE)
     both = convert(tmp_path / "both.pt", tmp_path / "both", SIZE)
     ema = convert(tmp_path / "ema.pt", tmp_path / "ema", SIZE)
-    assert checkpoints.read_spec_file(both)["fingerprint"] == checkpoints.read_spec_file(ema)["fingerprint"]
-    assert checkpoints.read_spec_file(both)["metadata"]["weights"] == "ema"
+    assert model_directory.read_spec_file(both)["fingerprint"] == model_directory.read_spec_file(ema)["fingerprint"]
+    assert model_directory.read_spec_file(both)["metadata"]["weights"] == "ema"
 
 
 def refused(contents, message, wanted=None):

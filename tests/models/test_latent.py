@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints_convert.pipeline_folder import open_pipeline
+from checkpoints_convert import dit
+from checkpoints_convert.convert import open_checkpoint
+from checkpoints_convert.options import ConversionOptions
 from dime_jax import models
 from dime_jax.models import (
     AutoencoderSpec,
@@ -60,7 +62,7 @@ def assert_close(got, expected):
 
 @pytest.fixture(scope="module")
 def stable_diffusion():
-    pipeline = open_pipeline(GOLDEN / "stable_diffusion")
+    pipeline = open_checkpoint(GOLDEN / "stable_diffusion")
     return pipeline.spec, pipeline.variables()
 
 
@@ -131,11 +133,12 @@ def test_shift_and_scale(stable_diffusion):
 
 
 @pytest.mark.parametrize("layout", ["diffusers", "original"])
-def test_dit(layout):
+def test_dit(layout, monkeypatch):
     """Both dialects of one network: they differ in the frequencies of t, and so in eps."""
     vae = GOLDEN / "stable_diffusion" / "vae"
     source = GOLDEN / ("dit" if layout == "diffusers" else "dit_original.pt")
-    pipeline = open_pipeline(source, autoencoder=vae, num_heads=3)
+    monkeypatch.setitem(dit._HEADS_BY_WIDTH, 24, 3)
+    pipeline = open_checkpoint(source, ConversionOptions(autoencoder=vae))
     variables = pipeline.denoiser.variables()
     apply = jax.jit(models.denoise(pipeline.spec))
     got = apply(variables, EXPECTED["dit_x"], EXPECTED["dit_t"], EXPECTED["dit_labels"])

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoints_convert.latent_configs import parse_unet
-from checkpoints_convert.part_files import DIFFUSERS_FILES, find_weights
-from checkpoints_convert.pipeline_folder import PipelinePart, open_pipeline
+from checkpoints_convert.convert import open_checkpoint
+from checkpoints_convert.diffusers import _part
+from checkpoints_convert.diffusers_configs import parse_conditional_unet
+from checkpoints_convert.part_files import DIFFUSERS_FILES
 from dime_jax import models
 from dime_jax.models import ConditionalUnetSpec
 
@@ -64,7 +65,7 @@ def test_pipeline(name, tmp_path):
     unet, vae = networks.unet(unet_config), networks.autoencoder(vae_config)
     text = networks.text_encoder(text_config)
     options = {"version 2": {"safe_serialization": True, "max_shard_size": "200KB"}}.get(name, {})
-    pipeline = open_pipeline(networks.save_pipeline(tmp_path, unet, vae, text, **options))
+    pipeline = open_checkpoint(networks.save_pipeline(tmp_path, unet, vae, text, **options))
     assert pipeline.denoiser.file.name.endswith(".index.json") == (name == "version 2")
     variables, spec = pipeline.variables(), pipeline.spec
 
@@ -108,7 +109,7 @@ def test_dit(config, tmp_path):
     """A DiT whose blocks have embedders of their own, as a fine-tune in diffusers may."""
     network, vae = networks.dit(config), networks.autoencoder(networks.AUTOENCODER_1)
     scheduler = diffusers.DDIMScheduler()
-    pipeline = open_pipeline(networks.save_pipeline(tmp_path, network, vae, scheduler=scheduler))
+    pipeline = open_checkpoint(networks.save_pipeline(tmp_path, network, vae, scheduler=scheduler))
     labels = torch.tensor([1, config["num_embeds_ada_norm"]])
     x = torch.randn(2, 4, config["sample_size"], config["sample_size"])
     t = torch.tensor([3, 300])  # at 900, torch's own rounding of the frequencies costs 2e-5
@@ -130,7 +131,7 @@ def test_the_unet_of_stable_diffusion_1(tmp_path):
     network.save_pretrained(tmp_path)
     del network
     config = json.loads((tmp_path / "config.json").read_text())
-    part = PipelinePart("unet", parse_unet(config), find_weights(tmp_path, DIFFUSERS_FILES))
+    part = _part("unet", parse_conditional_unet(config), tmp_path, DIFFUSERS_FILES)
     assert part.spec == ConditionalUnetSpec()
     variables = part.variables()
     got = jitted(models.build(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())

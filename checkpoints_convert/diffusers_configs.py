@@ -1,4 +1,4 @@
-"""The configs of a latent pipeline's parts, as specs.
+"""The configs of a diffusers pipeline's parts, as specs.
 
 Every key of a config is honoured, known to change nothing that an attack asks for, or refused by name.
 """
@@ -6,9 +6,8 @@ Every key of a config is honoured, known to change nothing that an attack asks f
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checkpoints_convert.diffusers import beta_schedule
 from dime_jax._util.typing import JsonObject
-from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec, ScheduleSpec
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DdpmUnetSpec, DitSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_CHANNELS, check_integer
 from dime_jax.models.spec import PREDICTIONS
 
@@ -16,7 +15,7 @@ _BOOKKEEPING = ("_class_name", "_diffusers_version", "_name_or_path", "sample_si
 _EMA = ("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power")
 
 
-class _Keys(NamedTuple):
+class Keys(NamedTuple):
     """What is known about the keys of one class's config.
 
     Attributes:
@@ -34,7 +33,43 @@ class _Keys(NamedTuple):
     reasons: Mapping[str, str] = {}
 
 
-_UNET = _Keys(
+UNET = Keys(
+    class_names=("UNet2DModel",),
+    fixed={
+        "center_input_sample": (False,),
+        "time_embedding_type": ("positional",),
+        "mid_block_type": ("UNetMidBlock2D",),
+        "mid_block_scale_factor": (1,),
+        "downsample_type": ("conv",),
+        "upsample_type": ("conv",),
+        "act_fn": ("silu", "swish"),
+        "resnet_time_scale_shift": ("default",),
+        "class_embed_type": (None,),
+        "downsample_padding": (1, 0),
+    },
+    honoured={
+        "in_channels": 3,
+        "out_channels": 3,
+        "time_embedding_dim": None,
+        "freq_shift": 0,
+        "flip_sin_to_cos": True,
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+        "block_out_channels": (224, 448, 672, 896),
+        "layers_per_block": 2,
+        "downsample_padding": 1,
+        "dropout": 0.0,
+        "attention_head_dim": 8,
+        "norm_num_groups": 32,
+        "attn_norm_num_groups": None,
+        "norm_eps": 1e-5,
+        "add_attention": True,
+        "num_class_embeds": None,
+    },
+    ignored=(*_BOOKKEEPING, *_EMA, "num_train_timesteps"),  # the last is for time embeddings of other types
+)
+
+CONDITIONAL_UNET = Keys(
     class_names=("UNet2DConditionModel",),
     fixed={
         "center_input_sample": (False,),
@@ -64,6 +99,7 @@ _UNET = _Keys(
         "class_embeddings_concat": (False,),
         "mid_block_only_cross_attention": (None, False),
         "cross_attention_norm": (None,),
+        "downsample_padding": (1, 0),
     },
     honoured={
         "in_channels": 4,
@@ -102,7 +138,7 @@ _OTHER_CHANNELS = {
     5: "it is a depth-to-image network: the depth comes as a further channel",
 }
 
-_AUTOENCODER = _Keys(
+AUTOENCODER = Keys(
     class_names=("AutoencoderKL",),
     fixed={"act_fn": ("silu", "swish"), "latents_mean": (None,), "latents_std": (None,)},
     honoured={
@@ -123,7 +159,7 @@ _AUTOENCODER = _Keys(
     ignored=(*_BOOKKEEPING, *_EMA, "force_upcast"),
 )
 
-_DIT = _Keys(
+DIT = Keys(
     class_names=("DiTTransformer2DModel", "Transformer2DModel"),
     fixed={
         "norm_type": ("ada_norm_zero",),
@@ -154,7 +190,7 @@ _DIT = _Keys(
     ignored=(*_BOOKKEEPING, *_EMA, "dropout", "norm_num_groups", "upcast_attention"),
 )
 
-_CLIP = _Keys(
+CLIP = Keys(
     class_names=("CLIPTextModel",),
     fixed={"model_type": ("clip_text_model",), "use_attention_mask": (False,), "quantization_config": (None,)},
     honoured={
@@ -171,24 +207,45 @@ _CLIP = _Keys(
 )
 
 
-def _given(config: JsonObject, keys: _Keys, class_names: list[object]) -> JsonObject:
-    """The keys that are honoured, with defaults, once the others are known to change nothing."""
-    if not any(name in keys.class_names for name in class_names):
-        raise ValueError(f"cannot honour the class {str(class_names)[:60]}: expected {' or '.join(keys.class_names)}")
+def check_class(name: object, expected: tuple[str, ...]) -> None:
+    """Require the class that a config is for to be among those expected."""
+    if name not in expected:
+        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: expected {' or '.join(expected)}")
+
+
+def refuse_code(config: JsonObject) -> None:
+    """Refuse a config that names Python code."""
     if "auto_map" in config:
         raise ValueError("cannot honour auto_map: it names code to run")
+
+
+def _refuse_unknown(config: JsonObject, known: set[str]) -> None:
+    unknown = sorted(set(config) - known)
+    if unknown:
+        shown = ", ".join(f"{key}={str(config[key])[:40]!r}" for key in unknown[:5])
+        raise ValueError(f"cannot honour unknown keys: {shown}")
+
+
+def _given(config: JsonObject, keys: Keys) -> JsonObject:
+    """The keys that are honoured, with defaults, once the others are known to change nothing."""
+    classes = config.get("architectures")  # as transformers has it
+    check_class(classes[0] if isinstance(classes, list) and classes else config.get("_class_name"), keys.class_names)
+    refuse_code(config)
     for key, values in keys.fixed.items():
         if config.get(key, values[0]) not in values:
-            expected = " or ".join(map(repr, values))
             if key in keys.reasons:
                 raise ValueError(f"not supported, because {keys.reasons[key]} ({key}={str(config[key])[:60]})")
+            expected = " or ".join(map(repr, values))
             raise ValueError(f"cannot honour {key}={str(config[key])[:60]!r}: expected {expected}")
-    unknown = sorted(set(config) - {*keys.fixed, *keys.honoured, *keys.ignored}) if keys.ignored else []
-    if unknown:
-        raise ValueError(
-            f"cannot honour unknown keys: {', '.join(f'{k}={str(config[k])[:40]!r}' for k in unknown[:5])}"
-        )
+    if keys.ignored:
+        _refuse_unknown(config, {*keys.fixed, *keys.honoured, *keys.ignored})
     return {key: config.get(key, default) for key, default in keys.honoured.items()}
+
+
+def describe_defaults(config: JsonObject, keys: Keys) -> list[str]:
+    """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
+    values = [f"{key}={value!r}" for key, value in keys.honoured.items() if key not in config and key != "sample_size"]
+    return [f"architecture: diffusers' defaults, where config.json does not say: {', '.join(values)}"] if values else []
 
 
 def _list(given: JsonObject, key: str, length: int | None = None) -> tuple[Any, ...]:
@@ -199,21 +256,73 @@ def _list(given: JsonObject, key: str, length: int | None = None) -> tuple[Any, 
     return tuple(value)
 
 
-def parse_unet(config: JsonObject) -> ConditionalUnetSpec:
-    """The spec of a UNet2DConditionModel's config."""
-    given = _given(config, _UNET, [config.get("_class_name")])
-    _check_channels(given)
+def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUnetSpec:
+    """Return the spec of a UNet2DModel's config.
+
+    Args:
+      config: what it is.
+      learned_sigma: whether the scheduler expects a variance from the network; None: as many channels as it has.
+    """
+    given = _given(config, UNET)
+    channels = _channels(given)
+    if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
+        raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
+    return DdpmUnetSpec(
+        image_channels=given["in_channels"],
+        learned_sigma=_has_learned_sigma(given, learned_sigma),
+        stem_channels=channels[0],
+        time_features=channels[0],
+        time_channels=given["time_embedding_dim"] or 4 * channels[0],
+        level_channels=channels,
+        num_res_blocks=given["layers_per_block"],
+        attention_levels=_attention_levels(given, "down_block_types", "Attn"),
+        up_attention_levels=_attention_levels(given, "up_block_types", "Attn"),
+        head_channels=given["attention_head_dim"],
+        norm_groups=given["norm_num_groups"],
+        norm_eps=given["norm_eps"],
+        num_classes=given["num_class_embeds"],
+        dropout=given["dropout"],
+        time_cos_first=given["flip_sin_to_cos"],
+        time_frequency_shift=given["freq_shift"],
+        symmetric_downsample=given["downsample_padding"] == 1,
+        middle_attention=given["add_attention"],
+    )
+
+
+def _channels(given: JsonObject) -> tuple[int, ...]:
     channels = _list(given, "block_out_channels")
-    check_integer(channels[0], 1, MAX_CHANNELS, "block_out_channels")
-    if given["downsample_padding"] not in (0, 1):
-        raise ValueError(f"cannot honour downsample_padding={given['downsample_padding']!r}: expected 0 or 1")
+    for one in channels:
+        check_integer(one, 1, MAX_CHANNELS, "block_out_channels")
+    return channels
+
+
+def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
+    inputs, outputs = given["in_channels"], given["out_channels"]
+    check_integer(inputs, 1, MAX_CHANNELS, "in_channels")
+    check_integer(outputs, 1, 2 * MAX_CHANNELS, "out_channels")
+    if learned is None:
+        learned = outputs == 2 * inputs
+    if outputs != inputs * (2 if learned else 1):
+        expected = f"2 * in_channels = {2 * inputs}" if learned else f"in_channels = {inputs}"
+        raise ValueError(
+            f"cannot honour out_channels={outputs}: expected {expected}, as its variance is "
+            f"{'learned' if learned else 'not learned'}"
+        )
+    return learned
+
+
+def parse_conditional_unet(config: JsonObject) -> ConditionalUnetSpec:
+    """Return the spec of a UNet2DConditionModel's config."""
+    given = _given(config, CONDITIONAL_UNET)
+    _check_channels(given)
+    channels = _channels(given)
     heads = given["attention_head_dim"]  # which is what diffusers calls the number of heads here
     return ConditionalUnetSpec(
         channels=given["in_channels"],
         level_channels=channels,
         num_res_blocks=given["layers_per_block"],
-        attention_levels=_attention_levels(_list(given, "down_block_types", len(channels)), "DownBlock2D"),
-        up_attention_levels=_attention_levels(_list(given, "up_block_types", len(channels))[::-1], "UpBlock2D"),
+        attention_levels=_attention_levels(given, "down_block_types", "CrossAttn"),
+        up_attention_levels=_attention_levels(given, "up_block_types", "CrossAttn"),
         level_heads=tuple(heads) if isinstance(heads, (list, tuple)) else (heads,) * len(channels),
         context_channels=given["cross_attention_dim"],
         transformer_layers=given["transformer_layers_per_block"],
@@ -237,18 +346,22 @@ def _check_channels(given: JsonObject) -> None:
         raise ValueError(f"cannot honour out_channels={str(outputs)[:20]}: expected in_channels={str(inputs)[:20]}")
 
 
-def _attention_levels(block_types: tuple[object, ...], plain: str) -> tuple[int, ...]:
+def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int, ...]:
+    """The levels, from the full resolution down, whose blocks have attention; `attention` is what these are called."""
+    plain = {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}[key]
+    block_types = _list(given, key, len(given["block_out_channels"]))
     for block_type in block_types:
-        if block_type not in (plain, f"CrossAttn{plain}"):
+        if block_type not in (plain, f"{attention}{plain}"):
             raise ValueError(
-                f"cannot honour the block type {str(block_type)[:60]!r}: expected {plain} or CrossAttn{plain}"
+                f"cannot honour the block type {str(block_type)[:60]!r}: expected {plain} or {attention}{plain}"
             )
-    return tuple(level for level, block_type in enumerate(block_types) if block_type != plain)
+    levels = block_types if key == "down_block_types" else block_types[::-1]
+    return tuple(level for level, block_type in enumerate(levels) if block_type != plain)
 
 
 def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
     """The spec of an AutoencoderKL's config."""
-    given = _given(config, _AUTOENCODER, [config.get("_class_name")])
+    given = _given(config, AUTOENCODER)
     channels = _list(given, "block_out_channels")
     for key, block in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         other = set(map(str, _list(given, key, len(channels)))) - {block}
@@ -272,7 +385,7 @@ def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
 
 def parse_dit(config: JsonObject) -> DitSpec:
     """The spec of a DiTTransformer2DModel's config."""
-    given = _given(config, _DIT, [config.get("_class_name")])
+    given = _given(config, DIT)
     for key in ("num_attention_heads", "attention_head_dim", "in_channels"):
         check_integer(given[key], 1, MAX_CHANNELS, key)
     width, inputs = given["num_attention_heads"] * given["attention_head_dim"], given["in_channels"]
@@ -296,8 +409,7 @@ def parse_dit(config: JsonObject) -> DitSpec:
 
 def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
     """The spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
-    classes = config.get("architectures")
-    given = _given(config, _CLIP, classes if isinstance(classes, list) else [classes])
+    given = _given(config, CLIP)
     return ClipTextSpec(
         vocabulary=given["vocab_size"],
         max_tokens=given["max_position_embeddings"],
@@ -310,27 +422,74 @@ def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
     )
 
 
-# Samplers whose betas are these, where their config does not say.
-_DEFAULT_BETAS = {"num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
+# What the noise schedule is made from, with the defaults of the samplers below.
+_BETAS: JsonObject = {
+    "num_train_timesteps": 1000,
+    "beta_start": 1e-4,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "trained_betas": None,
+    "rescale_betas_zero_snr": False,
+}
+_NEEDED_BETAS = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
+_BETA_SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
+_PLAIN_SAMPLERS = ("DDPMScheduler", "DDIMScheduler", "PNDMScheduler")
 _DEFAULT_SAMPLERS = (
-    *("DDPMScheduler", "DDIMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "EulerDiscreteScheduler"),
-    *("EulerAncestralDiscreteScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"),
+    *(*_PLAIN_SAMPLERS, "LMSDiscreteScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler"),
+    *("DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"),
     *("UniPCMultistepScheduler", "DEISMultistepScheduler"),
 )
+# These change how samples are drawn, not what the network was trained to predict.
+_CLIPPING = {"clip_sample", "clip_sample_range", "thresholding", "dynamic_thresholding_ratio", "sample_max_value"}
+_STEPPING = {"steps_offset", "timestep_spacing", "timestep_values", "set_alpha_to_one", "skip_prk_steps"}
+_PLAIN_KEYS = {*_BETAS, "prediction_type", "variance_type", *_BOOKKEEPING, *_CLIPPING, *_STEPPING, "tensor_format"}
 
 
-def parse_scheduler(config: JsonObject) -> tuple[ScheduleSpec, str]:
-    """The noise schedule and the prediction of any sampler's config: what the network was trained with."""
+def parse_scheduler(config: JsonObject, any_sampler: bool) -> tuple[ScheduleSpec, str]:
+    """Return the noise schedule and the prediction of a sampler's config: what the network was trained with.
+
+    Args:
+      config: what it is.
+      any_sampler: whether all samplers with betas are taken, whatever else they have; else only those of DDPM, DDIM
+        and PNDM, whose other keys are known.
+    """
     name = str(config.get("_class_name"))
+    refuse_code(config)
     if "FlowMatch" in name or config.get("use_flow_sigmas"):
         raise ValueError(f"not supported, because {name[:60]} is for flow matching, which has no noise schedule")
-    missing = [key for key in _DEFAULT_BETAS if key not in config]
-    if config.get("trained_betas") is not None:
-        missing = []
+    if not any_sampler:
+        check_class(config.get("_class_name"), _PLAIN_SAMPLERS)
+        _refuse_unknown(config, _PLAIN_KEYS)
+    missing = [key for key in _NEEDED_BETAS if key not in config and config.get("trained_betas") is None]
     if missing and name not in _DEFAULT_SAMPLERS:
         raise ValueError(f"expected {missing[0]} in the config of the sampler {name[:60]!r}")
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in PREDICTIONS:
         raise ValueError(f"cannot honour prediction_type={str(prediction)[:60]!r}: expected {', '.join(PREDICTIONS)}")
-    given = {"trained_betas": None, "rescale_betas_zero_snr": False, **_DEFAULT_BETAS, **config}
-    return beta_schedule(given), prediction
+    return _beta_schedule({**_BETAS, **config}), prediction
+
+
+def missing_betas(config: JsonObject) -> list[str]:
+    """Return the keys of the noise schedule that a sampler's config leaves to the code that reads it."""
+    return [key for key in _BETAS if key not in config]
+
+
+def _beta_schedule(given: JsonObject) -> ScheduleSpec:
+    betas = given["trained_betas"]
+    if betas is not None:
+        if not isinstance(betas, list):
+            raise ValueError("expected trained_betas to be a list")
+        return ScheduleSpec(
+            kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=given["rescale_betas_zero_snr"]
+        )
+    if given["beta_schedule"] not in tuple(_BETA_SCHEDULES):
+        raise ValueError(
+            f"cannot honour beta_schedule={given['beta_schedule']!r}: expected {', '.join(_BETA_SCHEDULES)}"
+        )
+    return ScheduleSpec(
+        kind=_BETA_SCHEDULES[given["beta_schedule"]],
+        num_steps=given["num_train_timesteps"],
+        beta_start=given["beta_start"],
+        beta_end=given["beta_end"],
+        zero_terminal_snr=given["rescale_betas_zero_snr"],
+    )
