@@ -295,7 +295,7 @@ def test_every_setting_of_an_audit_is_an_option():
     """What the command line lacks is for programs: a grid of settings."""
     options = vars(cli.build_parser().parse_args(["audit"]))
     fields = {field.name for field in dataclasses.fields(auditing.AuditConfig)}
-    fields -= {"grid", "options", "conversion", "remote"}
+    fields -= {"grid", "options", "conversion", "use", "remote"}
     assert fields <= set(options)
     for part in (dj.ConversionOptions, dj.RemoteOptions):
         assert {field.name for field in dataclasses.fields(part)} <= set(options)
