@@ -139,10 +139,10 @@ def _recognise(state: StateDict) -> Dialect:
 
 
 def _variables(checkpoint: Checkpoint) -> PyTree:
-    """The network's variables; a network far larger than what the file holds is refused before it is traced."""
+    """The network's variables; a network far larger than what the file holds is refused before it is made."""
     architecture = checkpoint.spec.denoiser
     assert isinstance(architecture, models.DdpmUnetSpec | models.GuidedUnetSpec)
-    needed = models.num_values(architecture)
+    needed = models.count_values(models.param_shapes(architecture))
     held = sum(tensor.size for tensor in checkpoint.state.values())
     if needed > 2 * held:
         raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")

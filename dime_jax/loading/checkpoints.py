@@ -194,11 +194,11 @@ def _file_sizes(directory: Path) -> dict[str, int]:
 
 
 def _check_size(directory: Path, spec: models.ModelSpec, held: int) -> None:
-    """Refuse a spec of a much larger network than the files hold, before anything of that size is built or traced.
+    """Refuse a spec of a much larger network than the files hold, before anything of that size is made.
 
     Weights are stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
     """
-    needed = 4 * models.num_values(spec.denoiser)
+    needed = 4 * models.count_values(models.model_shapes(spec))
     if needed > 2 * held:
         raise ValueError(f"{directory}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
 
