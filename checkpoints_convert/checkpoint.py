@@ -77,12 +77,12 @@ class Part:
     def variables(self) -> PyTree:
         """Return the network's variables in float32, as a nested dict of NumPy arrays.
 
-        A network far larger than what the file holds is refused before it is traced.
+        A network far larger than what the file holds is refused before it is made.
         """
         state = self.state()
         with about(self.file):
             needed, held = (
-                models.num_values(self.spec),
+                models.count_values(models.param_shapes(self.spec)),
                 sum(tensor.size for tensor in state.values()),
             )
             if needed > 2 * held:

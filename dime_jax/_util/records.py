@@ -30,6 +30,13 @@ class Tagged:
     types: Collection[type]
 
 
+@dataclasses.dataclass(frozen=True)
+class Null:
+    """In `Annotated[float, Null(x)]`: null in JSON is read as x, not as NaN."""
+
+    means: float
+
+
 def plain(value: object) -> Json:
     """A value as JSON has it: records as objects, arrays as lists, NumPy numbers as numbers.
 
@@ -89,9 +96,10 @@ def parse(kind: type[Record], value: object, where: str, *, strict: bool = False
 def _parse(kind: Any, value: object, where: str, strict: bool) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        (base, *notes) = arguments
-        tagged = next((note for note in notes if isinstance(note, Tagged)), None)
-        return _parse(base if tagged is None else _choose(tagged, base, value, where), value, where, strict)
+        base, note = arguments[:2]
+        if isinstance(note, Null) and value is None:
+            return note.means
+        return _parse(_choose(note, base, value, where) if isinstance(note, Tagged) else base, value, where, strict)
     if origin in (Union, types.UnionType):
         return _parse_union(arguments, value, where, strict)
     base = origin or kind
@@ -144,16 +152,22 @@ def _tag(kind: Any) -> dict[str, Json]:
 def _choose(tagged: Tagged, base: Any, value: object, where: str) -> Any:
     """The type that the kind of a record names."""
     kinds = {kind.kind: kind for kind in tagged.types if issubclass(kind, base)}  # type: ignore[attr-defined]
-    kind = _expect(dict, value, where).get("kind")
-    if kind not in list(kinds):
+    return kinds[_expect_kind(list(kinds), _expect(dict, value, where), where)]
+
+
+def _expect_kind(kinds: Sequence[Any], contents: Mapping[str, object], where: str) -> Any:
+    kind = contents.get("kind")
+    if kind not in kinds:
         raise ValueError(f"unknown {where} kind {_short(kind)}; expected one of {', '.join(kinds)}")
-    return kinds[kind]
+    return kind
 
 
 def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str, strict: bool) -> Any:
     contents, hints = _expect(dict, value, where), typing.get_type_hints(kind, include_extras=True)
     variables = dict(zip(getattr(kind, "__parameters__", ()), arguments))
     names = field_names(kind)
+    for kind_name in _tag(kind).values():
+        _expect_kind([kind_name], contents, where)
     if strict:
         _check_keys(contents, {*names, *_tag(kind)}, where)
     for name in names:

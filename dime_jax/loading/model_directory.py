@@ -317,15 +317,14 @@ def _write_variables_of(file: str, path: str) -> None:
 def _read_variables(path: Path, spec: models.ModelSpec, held: int) -> PyTree:
     from orbax.checkpoint import v1 as ocp
 
-    # A spec of a much larger network than the files hold is refused before anything of that size is built or read.
-    # Weights are stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
-    needed = 4 * sum(models.num_values(part) for part in spec.parts.values())
+    # A spec of a much larger network than the files hold is refused before anything of that size is made. Weights are
+    # stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
+    shapes = models.model_shapes(spec)
+    needed = 4 * models.count_values(shapes)
     if needed > 2 * held:
         raise ValueError(f"{path}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), models.model_shapes(spec)
-    )
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
     with one_line(path, "read"), _alone():
         _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read
         return ocp.load(path.absolute(), shapes)

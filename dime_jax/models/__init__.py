@@ -18,6 +18,5 @@ from dime_jax.models.dit import DitSpec as DitSpec
 from dime_jax.models.guided_unet import GuidedUnetSpec as GuidedUnetSpec
 from dime_jax.models.network_spec import DenoiserSpec as DenoiserSpec
 from dime_jax.models.network_spec import NetworkSpec as NetworkSpec
-from dime_jax.models.size import num_values as num_values
 from dime_jax.models.spec import ModelSpec as ModelSpec
 from dime_jax.models.spec import ScheduleSpec as ScheduleSpec

@@ -11,14 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.checks import (
-    MAX_RES_BLOCKS,
-    check_flags,
-    check_integer,
-    check_integers,
-    check_number,
-    check_widths,
-)
+from dime_jax.models.checks import check_flags, check_integers, check_levels, check_number
 from dime_jax.models.layers import GroupNorm, conv3x3, dense
 from dime_jax.models.network_spec import NetworkSpec, floats
 
@@ -59,9 +52,8 @@ class AutoencoderSpec(NetworkSpec):
     shift_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        check_widths(self)
+        check_levels(self)
         check_integers(self, 1, 64, "image_channels", "latent_channels")
-        check_integer(self.num_res_blocks, 1, MAX_RES_BLOCKS, "num_res_blocks")
         check_number(self.scaling_factor, 1e-6, 1e6, "scaling_factor")
         check_number(self.shift_factor, -1e6, 1e6, "shift_factor")
         check_flags(self)

@@ -8,7 +8,7 @@ import numpy as np
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
 MAX_CHANNELS = 8192
 MAX_LEVELS = 10
-MAX_RES_BLOCKS = 16
+MAX_BLOCKS = 128  # in all levels together; tracing that many takes seconds
 MAX_LAYERS = 128
 MAX_CLASSES = 100_000
 MAX_STEPS = 100_000
@@ -59,22 +59,38 @@ def check_tuple(spec: object, name: str, low: int, high: int) -> None:
     object.__setattr__(spec, name, tuple(value))
 
 
-class _HasLevels(Protocol):
-    @property
-    def level_channels(self) -> tuple[int, ...]: ...
+class HasLevels(Protocol):
+    """A spec of levels of residual blocks."""
 
     @property
-    def norm_groups(self) -> int: ...
+    def level_channels(self) -> tuple[int, ...]:
+        """Width of each level."""
+
+    @property
+    def num_res_blocks(self) -> int:
+        """Residual blocks in a level on the way down; there is one more on the way up."""
+
+    @property
+    def norm_groups(self) -> int:
+        """Groups of every GroupNorm."""
 
 
-def check_widths(spec: _HasLevels, *others: int) -> None:
-    """Require one or more `level_channels`, and `norm_groups` that divide them and the other widths."""
+def check_norm_groups(spec: HasLevels, *widths: int) -> None:
+    """Require norm_groups that divide these widths."""
+    for width in widths:
+        if width % spec.norm_groups:
+            raise ValueError(f"expected widths divisible by norm_groups={spec.norm_groups}, got {width}")
+
+
+def check_levels(spec: HasLevels) -> None:
+    """Require levels that are not too many to be traced, of widths that norm_groups divide."""
     check_integers(spec, 1, MAX_CHANNELS, "norm_groups")
     check_tuple(spec, "level_channels", 1, MAX_CHANNELS)
     check_integer(len(spec.level_channels), 1, MAX_LEVELS, "number of level_channels")
-    for channels in (*others, *spec.level_channels):
-        if channels % spec.norm_groups:
-            raise ValueError(f"expected widths divisible by norm_groups={spec.norm_groups}, got {channels}")
+    check_norm_groups(spec, *spec.level_channels)
+    check_integer(spec.num_res_blocks, 1, MAX_BLOCKS, "num_res_blocks")
+    blocks = len(spec.level_channels) * (2 * spec.num_res_blocks + 1)
+    check_integer(blocks, 1, MAX_BLOCKS, "number of residual blocks")
 
 
 def short(value: object) -> str:

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from dime_jax.models import layers
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
-from dime_jax.models.unet import ZEROS, Unet, UnetAttention, UnetSpec
+from dime_jax.models.unet import ZEROS, ImageUnetSpec, Unet, UnetAttention
 
 _RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GuidedUnetSpec(UnetSpec):
+class GuidedUnetSpec(ImageUnetSpec):
     """The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion). The time embedding is [cos, sin] with shift 0.
 
     Attributes:
@@ -84,26 +84,22 @@ class GuidedUnet(Unet):
 
     spec: GuidedUnetSpec
 
-    def time_features(self, t: jax.Array) -> jax.Array:
-        """The sinusoid, cosines first."""
-        return layers.timestep_embedding(t, self.spec.time_features, cos_first=True, frequency_shift=0)
-
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
         """See `GuidedBlock`."""
         return self._block(GuidedBlock, name, channels=channels)(h, embedding, train)
 
-    def attention(self, h: jax.Array, name: str) -> jax.Array:
-        """See `Attention`."""
+    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
+        """See `GuidedAttention`."""
         return self._block(GuidedAttention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that halves, or a stride-2 convolution."""
         if self.spec.resblock_updown:
             return self._block(GuidedBlock, name, channels=h.shape[-1], resample="down")(h, embedding, train)
-        return conv3x3(h.shape[-1], name, self.dtype, strides=2)(h)
+        return super().downsample(h, embedding, name, train)
 
     def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that doubles, or nearest neighbour and a convolution."""
         if self.spec.resblock_updown:
             return self._block(GuidedBlock, name, channels=h.shape[-1], resample="up")(h, embedding, train)
-        return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)
+        return super().upsample(h, embedding, name, train)

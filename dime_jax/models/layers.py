@@ -19,14 +19,14 @@ Dtype = DTypeLike
 Padding = int | Sequence[tuple[int, int]]
 
 # Ho et al. 2020: uniform with variance 2 / (fan in + fan out).
-_KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
 def dense(
     features: int,
     name: str | None = None,
     dtype: Dtype | None = None,
-    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+    kernel_init: nn.initializers.Initializer = KERNEL_INIT,
     use_bias: bool = True,
 ) -> nn.Dense:
     """A linear map of the channels; as a 1×1 convolution it is the same. The arguments are `nn.Dense`'s."""
@@ -46,7 +46,7 @@ def conv3x3(
     dtype: Dtype,
     strides: int = 1,
     padding: Padding = 1,
-    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+    kernel_init: nn.initializers.Initializer = KERNEL_INIT,
 ) -> nn.Conv:
     """A 3×3 convolution, padded by one on each side unless `padding` says otherwise. The arguments are `nn.Conv`'s."""
     return nn.Conv(
@@ -86,7 +86,7 @@ def upsample_conv3x3(features: int, name: str, dtype: Dtype) -> nn.Conv:
         (3, 3),
         padding=1,
         dtype=dtype,
-        kernel_init=_KERNEL_INIT,
+        kernel_init=KERNEL_INIT,
         conv_general_dilated=_convolve_upsampled,
         name=name,
     )

@@ -6,11 +6,12 @@ the threshold τ. The test half is only scored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.records import Json, Null, parse, plain_object
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
@@ -40,7 +41,7 @@ class Calibration(NamedTuple):
     weights: tuple[float, ...]
     parameters: dict[str, float]
     stats: TermStats | None
-    tau: float
+    tau: Annotated[float, Null(-np.inf)]
     auc: float
     queries: int
 
@@ -72,23 +73,6 @@ class Calibration(NamedTuple):
     def threshold(self) -> float | None:
         """τ for JSON, which has no infinity: None where no threshold beats calling nobody a member."""
         return self.tau if np.isfinite(self.tau) else None
-
-    def to_json(self) -> JsonObject:
-        """One entry of calibration.json."""
-        return {
-            **self._asdict(),
-            "stats": None if self.stats is None else self.stats._asdict(),
-            "tau": self.threshold,
-        }
-
-    @classmethod
-    def from_json(cls, contents: JsonObject) -> "Calibration":
-        """An entry of calibration.json, of this version or of one that knew an angle `phi` instead of weights."""
-        entry = dict(contents) if "weights" in contents else _with_weights(contents)
-        entry["weights"] = tuple(entry["weights"])
-        if entry["stats"] is not None:
-            entry["stats"] = TermStats(*(tuple(entry["stats"][name]) for name in TermStats._fields))
-        return cls(**{**entry, "tau": -np.inf if entry["tau"] is None else entry["tau"]})
 
 
 class Outcome(NamedTuple):
@@ -172,16 +156,15 @@ def _frozen(attack: Attack, setting: Setting, weights: Weights, stats: TermStats
     return Calibration(attack.name, dict(setting), values, parameters, stats, -np.inf, auc, attack.queries(setting))
 
 
-def _with_weights(contents: JsonObject) -> JsonObject:
+def read_entry(entry: JsonObject, where: str) -> Calibration:
+    """Return an entry of calibration.json, of this version or of one that had an angle `phi` instead of weights."""
+    return parse(Calibration, entry if "weights" in entry else _with_weights(entry), where)
+
+
+def _with_weights(entry: JsonObject) -> dict[str, Json]:
     """An entry that says {phi, stats: DimeStats} as one that says {weights, parameters, stats, queries}."""
-    rest = {name: value for name, value in contents.items() if name != "phi"}
-    weights = Weights((1.0,), {}) if contents["phi"] is None else at_angle(contents["phi"])
-    stats = None if contents["stats"] is None else DimeStats(**contents["stats"]).of_terms()._asdict()
-    queries = get_attack(contents["attack"]).queries(contents["setting"])
-    return {
-        **rest,
-        "weights": weights.values,
-        "parameters": dict(weights.parameters),
-        "stats": stats,
-        "queries": queries,
-    }
+    weights = Weights((1.0,), {}) if entry["phi"] is None else at_angle(entry["phi"])
+    stats = None if entry["stats"] is None else DimeStats(**entry["stats"]).of_terms()
+    queries = get_attack(entry["attack"]).queries(entry["setting"])
+    new = {"weights": weights.values, "parameters": weights.parameters, "stats": stats, "queries": queries}
+    return plain_object({**entry, **new})

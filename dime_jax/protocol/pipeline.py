@@ -35,7 +35,7 @@ from dime_jax.data import Halves, Split
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import model_check
 from dime_jax.protocol import calibration
-from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
+from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate, read_entry
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, make_plan, witness_jobs
@@ -170,7 +170,7 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     frozen = _calibrate_each(
         directory, calibrated_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
     )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
     digests.write(directory / "calibration.json", contents, calibration_files(directory))
     return frozen
 
@@ -290,7 +290,7 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
     path = pathlib.Path(directory) / "calibration.json"
-    return [Calibration.from_json(entry) for entry in _read_sealed(path).check().contents["calibrations"]]
+    return [read_entry(entry, str(path)) for entry in _read_sealed(path).check().contents["calibrations"]]
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
