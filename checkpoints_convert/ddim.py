@@ -1,14 +1,8 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
-from checkpoints_convert.checkpoint import (
-    Checkpoint,
-    Dialect,
-    by_convention,
-    file_checkpoint,
-    sample_size,
-    stored_schedule,
-)
-from checkpoints_convert.mapping import CONVOLVED_ATTENTION, Level, Naming, StateDict, block_names, infer_ddpm_spec
+from checkpoints_convert import checkpoint, mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, by_convention, file_checkpoint
+from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
@@ -50,17 +44,17 @@ def naming(spec: DdpmUnetSpec) -> Naming:
         for way in ("down", "up"):
             blocks = range(spec.num_res_blocks + 1)
             residual = [f"{way}.{level}.block.{block}" for block in blocks]
-            names |= block_names(way, level, residual, [f"{way}.{level}.attn.{block}" for block in blocks])
-    return Naming(names, _PARTS, CONVOLVED_ATTENTION)
+            names |= mapping.block_names(way, level, residual, [f"{way}.{level}.attn.{block}" for block in blocks])
+    return Naming(names, _PARTS, mapping.CONVOLVED_ATTENTION)
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
     architecture = infer_spec(weights.state)
-    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
+    schedule = checkpoint.stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
     prediction = by_convention("epsilon", _CODE)
     return file_checkpoint(
-        weights, options, architecture, naming(architecture), sample_size(weights), schedule, prediction
+        weights, options, architecture, naming(architecture), checkpoint.sample_size(weights), schedule, prediction
     )
 
 
@@ -73,7 +67,7 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
     for level in range(highest + 1):
         blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:-1] == (str(level), "block")})
         levels.append(Level(blocks, any(part[:2] == (str(level), "attn") for part in parts)))
-    return infer_ddpm_spec(state, naming(DdpmUnetSpec()), levels, DdpmUnetSpec())
+    return mapping.infer_ddpm_spec(state, naming(DdpmUnetSpec()), levels, DdpmUnetSpec())
 
 
 DIALECT = Dialect(

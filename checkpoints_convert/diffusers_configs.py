@@ -21,112 +21,111 @@ class Keys(NamedTuple):
     Attributes:
       class_names: of the class.
       fixed: keys with the only values that our network has; the first is the default.
-      honoured: keys that our network has, with their defaults.
+      fields: keys that are fields of the network's spec: the field, and the default.
+      honoured: other keys that the spec follows from, with their defaults.
       ignored: keys that change nothing here; if there are none, all others.
       reasons: what a key's other values would mean, for the error.
     """
 
     class_names: tuple[str, ...]
     fixed: Mapping[str, tuple[object, ...]]
+    fields: Mapping[str, tuple[str, object]]
     honoured: Mapping[str, object]
     ignored: tuple[str, ...]
     reasons: Mapping[str, str] = {}
 
+    def defaults(self) -> JsonObject:
+        """Return the default of every key that counts."""
+        return {**{key: default for key, (_, default) in self.fields.items()}, **self.honoured}
+
+
+_UNET_FIXED = {
+    "center_input_sample": (False,),
+    "time_embedding_type": ("positional",),
+    "mid_block_scale_factor": (1,),
+    "act_fn": ("silu", "swish"),
+    "resnet_time_scale_shift": ("default",),
+    "class_embed_type": (None,),
+    "downsample_padding": (1, 0),
+}
+_UNET_FIELDS = {
+    "layers_per_block": ("num_res_blocks", 2),
+    "flip_sin_to_cos": ("time_cos_first", True),
+    "freq_shift": ("time_frequency_shift", 0),
+    "norm_num_groups": ("norm_groups", 32),
+    "norm_eps": ("norm_eps", 1e-5),
+    "dropout": ("dropout", 0.0),
+}
 
 UNET = Keys(
     class_names=("UNet2DModel",),
     fixed={
-        "center_input_sample": (False,),
-        "time_embedding_type": ("positional",),
+        **_UNET_FIXED,
         "mid_block_type": ("UNetMidBlock2D",),
-        "mid_block_scale_factor": (1,),
         "downsample_type": ("conv",),
         "upsample_type": ("conv",),
-        "act_fn": ("silu", "swish"),
-        "resnet_time_scale_shift": ("default",),
-        "class_embed_type": (None,),
-        "downsample_padding": (1, 0),
+    },
+    fields={
+        **_UNET_FIELDS,
+        "in_channels": ("image_channels", 3),
+        "attention_head_dim": ("head_channels", 8),
+        "add_attention": ("middle_attention", True),
+        "num_class_embeds": ("num_classes", None),
     },
     honoured={
-        "in_channels": 3,
         "out_channels": 3,
         "time_embedding_dim": None,
-        "freq_shift": 0,
-        "flip_sin_to_cos": True,
         "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
         "up_block_types": ("AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
         "block_out_channels": (224, 448, 672, 896),
-        "layers_per_block": 2,
         "downsample_padding": 1,
-        "dropout": 0.0,
-        "attention_head_dim": 8,
-        "norm_num_groups": 32,
         "attn_norm_num_groups": None,
-        "norm_eps": 1e-5,
-        "add_attention": True,
-        "num_class_embeds": None,
     },
     ignored=(*_BOOKKEEPING, *_EMA, "num_train_timesteps"),  # the last is for time embeddings of other types
 )
 
+_NONE = (
+    *("reverse_transformer_layers_per_block", "encoder_hid_dim", "encoder_hid_dim_type", "num_attention_heads"),
+    *("addition_embed_type", "num_class_embeds", "time_embedding_act_fn", "timestep_post_act", "time_cond_proj_dim"),
+    *("projection_class_embeddings_input_dim", "cross_attention_norm"),
+)
+_FALSE = ("only_cross_attention", "dual_cross_attention", "resnet_skip_time_act", "class_embeddings_concat")
 CONDITIONAL_UNET = Keys(
     class_names=("UNet2DConditionModel",),
     fixed={
-        "center_input_sample": (False,),
+        **_UNET_FIXED,
+        **dict.fromkeys(_NONE, (None,)),
+        **dict.fromkeys(_FALSE, (False,)),
         "mid_block_type": ("UNetMidBlock2DCrossAttn",),
-        "only_cross_attention": (False,),
-        "mid_block_scale_factor": (1,),
-        "act_fn": ("silu", "swish"),
-        "reverse_transformer_layers_per_block": (None,),
-        "encoder_hid_dim": (None,),
-        "encoder_hid_dim_type": (None,),
-        "num_attention_heads": (None,),
-        "dual_cross_attention": (False,),
-        "class_embed_type": (None,),
-        "addition_embed_type": (None,),
-        "num_class_embeds": (None,),
-        "resnet_time_scale_shift": ("default",),
-        "resnet_skip_time_act": (False,),
         "resnet_out_scale_factor": (1,),
-        "time_embedding_type": ("positional",),
-        "time_embedding_act_fn": (None,),
-        "timestep_post_act": (None,),
-        "time_cond_proj_dim": (None,),
         "conv_in_kernel": (3,),
         "conv_out_kernel": (3,),
-        "projection_class_embeddings_input_dim": (None,),
         "attention_type": ("default",),
-        "class_embeddings_concat": (False,),
         "mid_block_only_cross_attention": (None, False),
-        "cross_attention_norm": (None,),
-        "downsample_padding": (1, 0),
+    },
+    fields={
+        **_UNET_FIELDS,
+        "in_channels": ("channels", 4),
+        "cross_attention_dim": ("context_channels", 1280),
+        "transformer_layers_per_block": ("transformer_layers", 1),
+        "use_linear_projection": ("linear_projection", False),
     },
     honoured={
-        "in_channels": 4,
         "out_channels": 4,
-        "flip_sin_to_cos": True,
-        "freq_shift": 0,
+        "time_embedding_dim": None,
         "down_block_types": (*("CrossAttnDownBlock2D",) * 3, "DownBlock2D"),
         "up_block_types": ("UpBlock2D", *("CrossAttnUpBlock2D",) * 3),
         "block_out_channels": (320, 640, 1280, 1280),
-        "layers_per_block": 2,
         "downsample_padding": 1,
-        "dropout": 0.0,
-        "norm_num_groups": 32,
-        "norm_eps": 1e-5,
-        "cross_attention_dim": 1280,
-        "transformer_layers_per_block": 1,
         "attention_head_dim": 8,
-        "use_linear_projection": False,
-        "time_embedding_dim": None,
     },
     ignored=(*_BOOKKEEPING, *_EMA, "upcast_attention", "addition_time_embed_dim", "addition_embed_type_num_heads"),
     reasons={
         "addition_embed_type": "the network takes more than a caption, as SDXL's does",
-        "class_embed_type": "the network takes a class beside the caption",
-        "num_class_embeds": "the network takes a class beside the caption",
-        "encoder_hid_dim_type": "the network takes image embeddings, as an IP-adapter's does",
-        "encoder_hid_dim": "the network takes image embeddings, as an IP-adapter's does",
+        **dict.fromkeys(("class_embed_type", "num_class_embeds"), "the network takes a class beside the caption"),
+        **dict.fromkeys(
+            ("encoder_hid_dim", "encoder_hid_dim_type"), "the network takes image embeddings, as an IP-adapter's does"
+        ),
         "time_cond_proj_dim": "the network takes the guidance scale, as a consistency model's does",
         "attention_type": "the network takes boxes, as GLIGEN's does",
     },
@@ -141,20 +140,22 @@ _OTHER_CHANNELS = {
 AUTOENCODER = Keys(
     class_names=("AutoencoderKL",),
     fixed={"act_fn": ("silu", "swish"), "latents_mean": (None,), "latents_std": (None,)},
+    fields={
+        "in_channels": ("image_channels", 3),
+        "latent_channels": ("latent_channels", 4),
+        "layers_per_block": ("num_res_blocks", 1),
+        "mid_block_add_attention": ("middle_attention", True),
+        "use_quant_conv": ("quant_conv", True),
+        "use_post_quant_conv": ("post_quant_conv", True),
+        "norm_num_groups": ("norm_groups", 32),
+        "scaling_factor": ("scaling_factor", 0.18215),
+    },
     honoured={
-        "in_channels": 3,
         "out_channels": 3,
         "down_block_types": ("DownEncoderBlock2D",),
         "up_block_types": ("UpDecoderBlock2D",),
         "block_out_channels": (64,),
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 32,
-        "scaling_factor": 0.18215,
         "shift_factor": None,
-        "use_quant_conv": True,
-        "use_post_quant_conv": True,
-        "mid_block_add_attention": True,
     },
     ignored=(*_BOOKKEEPING, *_EMA, "force_upcast"),
 )
@@ -162,47 +163,44 @@ AUTOENCODER = Keys(
 DIT = Keys(
     class_names=("DiTTransformer2DModel", "Transformer2DModel"),
     fixed={
+        **dict.fromkeys(
+            ("cross_attention_dim", "num_vector_embeds", "caption_channels", "interpolation_scale"), (None,)
+        ),
+        **dict.fromkeys(("norm_elementwise_affine", "only_cross_attention", "double_self_attention"), (False,)),
+        "use_linear_projection": (False,),
         "norm_type": ("ada_norm_zero",),
         "activation_fn": ("gelu-approximate",),
         "attention_bias": (True,),
-        "norm_elementwise_affine": (False,),
-        "only_cross_attention": (False,),
-        "double_self_attention": (False,),
-        "use_linear_projection": (False,),
-        "cross_attention_dim": (None,),
-        "num_vector_embeds": (None,),
         "attention_type": ("default",),
-        "caption_channels": (None,),
-        "interpolation_scale": (None,),
         "use_additional_conditions": (None, False),
     },
-    honoured={
-        "num_attention_heads": 16,
-        "attention_head_dim": 72,
-        "in_channels": 4,
-        "out_channels": None,
-        "num_layers": 28,
-        "sample_size": 32,
-        "patch_size": 2,
-        "num_embeds_ada_norm": 1000,
-        "norm_eps": 1e-5,
+    fields={
+        "in_channels": ("channels", 4),
+        "sample_size": ("latent_size", 32),
+        "patch_size": ("patch_size", 2),
+        "num_layers": ("num_layers", 28),
+        "num_attention_heads": ("num_heads", 16),
+        "num_embeds_ada_norm": ("num_classes", 1000),
+        "norm_eps": ("mlp_norm_eps", 1e-5),
     },
+    honoured={"attention_head_dim": 72, "out_channels": None},
     ignored=(*_BOOKKEEPING, *_EMA, "dropout", "norm_num_groups", "upcast_attention"),
 )
 
 CLIP = Keys(
     class_names=("CLIPTextModel",),
     fixed={"model_type": ("clip_text_model",), "use_attention_mask": (False,), "quantization_config": (None,)},
-    honoured={
-        "vocab_size": 49408,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 77,
-        "hidden_act": "quick_gelu",
-        "layer_norm_eps": 1e-5,
+    fields={
+        "vocab_size": ("vocabulary", 49408),
+        "max_position_embeddings": ("max_tokens", 77),
+        "hidden_size": ("width", 512),
+        "intermediate_size": ("mlp_width", 2048),
+        "num_hidden_layers": ("num_layers", 12),
+        "num_attention_heads": ("num_heads", 8),
+        "hidden_act": ("activation", "quick_gelu"),
+        "layer_norm_eps": ("norm_eps", 1e-5),
     },
+    honoured={},
     ignored=(),
 )
 
@@ -226,8 +224,15 @@ def _refuse_unknown(config: JsonObject, known: set[str]) -> None:
         raise ValueError(f"cannot honour unknown keys: {shown}")
 
 
-def _given(config: JsonObject, keys: Keys) -> JsonObject:
-    """The keys that are honoured, with defaults, once the others are known to change nothing."""
+class _Given(NamedTuple):
+    """The fields of a spec that a config gives, and all keys that count, with their defaults."""
+
+    fields: JsonObject
+    keys: JsonObject
+
+
+def _given(config: JsonObject, keys: Keys) -> _Given:
+    """What counts in a config, once the rest is known to change nothing."""
     classes = config.get("architectures")  # as transformers has it
     check_class(classes[0] if isinstance(classes, list) and classes else config.get("_class_name"), keys.class_names)
     refuse_code(config)
@@ -238,13 +243,14 @@ def _given(config: JsonObject, keys: Keys) -> JsonObject:
             expected = " or ".join(map(repr, values))
             raise ValueError(f"cannot honour {key}={str(config[key])[:60]!r}: expected {expected}")
     if keys.ignored:
-        _refuse_unknown(config, {*keys.fixed, *keys.honoured, *keys.ignored})
-    return {key: config.get(key, default) for key, default in keys.honoured.items()}
+        _refuse_unknown(config, {*keys.fixed, *keys.defaults(), *keys.ignored})
+    given = {key: config.get(key, default) for key, default in keys.defaults().items()}
+    return _Given({field: given[key] for key, (field, _) in keys.fields.items()}, given)
 
 
 def describe_defaults(config: JsonObject, keys: Keys) -> list[str]:
     """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
-    values = [f"{key}={value!r}" for key, value in keys.honoured.items() if key not in config and key != "sample_size"]
+    values = [f"{key}={value!r}" for key, value in keys.defaults().items() if key not in config]
     return [f"architecture: diffusers' defaults, where config.json does not say: {', '.join(values)}"] if values else []
 
 
@@ -263,30 +269,29 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
       config: what it is.
       learned_sigma: whether the scheduler expects a variance from the network; None: as many channels as it has.
     """
-    given = _given(config, UNET)
+    fields, given = _given(config, UNET)
     channels = _channels(given)
     if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
         raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
     return DdpmUnetSpec(
-        image_channels=given["in_channels"],
+        **fields,
+        **_unet_fields(given, "Attn"),
         learned_sigma=_has_learned_sigma(given, learned_sigma),
         stem_channels=channels[0],
         time_features=channels[0],
-        time_channels=given["time_embedding_dim"] or 4 * channels[0],
-        level_channels=channels,
-        num_res_blocks=given["layers_per_block"],
-        attention_levels=_attention_levels(given, "down_block_types", "Attn"),
-        up_attention_levels=_attention_levels(given, "up_block_types", "Attn"),
-        head_channels=given["attention_head_dim"],
-        norm_groups=given["norm_num_groups"],
-        norm_eps=given["norm_eps"],
-        num_classes=given["num_class_embeds"],
-        dropout=given["dropout"],
-        time_cos_first=given["flip_sin_to_cos"],
-        time_frequency_shift=given["freq_shift"],
-        symmetric_downsample=given["downsample_padding"] == 1,
-        middle_attention=given["add_attention"],
     )
+
+
+def _unet_fields(given: JsonObject, attention: str) -> JsonObject:
+    """The fields of either U-Net that follow from more than one key; `attention` begins the names of its blocks."""
+    channels, width = _channels(given), given["time_embedding_dim"]
+    return {
+        "time_channels": 4 * channels[0] if width is None else width,
+        "level_channels": channels,
+        "attention_levels": _attention_levels(given, "down_block_types", attention),
+        "up_attention_levels": _attention_levels(given, "up_block_types", attention),
+        "symmetric_downsample": given["downsample_padding"] == 1,
+    }
 
 
 def _channels(given: JsonObject) -> tuple[int, ...]:
@@ -313,28 +318,11 @@ def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
 
 def parse_conditional_unet(config: JsonObject) -> ConditionalUnetSpec:
     """Return the spec of a UNet2DConditionModel's config."""
-    given = _given(config, CONDITIONAL_UNET)
+    fields, given = _given(config, CONDITIONAL_UNET)
     _check_channels(given)
-    channels = _channels(given)
     heads = given["attention_head_dim"]  # which is what diffusers calls the number of heads here
-    return ConditionalUnetSpec(
-        channels=given["in_channels"],
-        level_channels=channels,
-        num_res_blocks=given["layers_per_block"],
-        attention_levels=_attention_levels(given, "down_block_types", "CrossAttn"),
-        up_attention_levels=_attention_levels(given, "up_block_types", "CrossAttn"),
-        level_heads=tuple(heads) if isinstance(heads, (list, tuple)) else (heads,) * len(channels),
-        context_channels=given["cross_attention_dim"],
-        transformer_layers=given["transformer_layers_per_block"],
-        linear_projection=given["use_linear_projection"],
-        time_channels=4 * channels[0] if given["time_embedding_dim"] is None else given["time_embedding_dim"],
-        time_cos_first=given["flip_sin_to_cos"],
-        time_frequency_shift=given["freq_shift"],
-        symmetric_downsample=given["downsample_padding"] == 1,
-        norm_groups=given["norm_num_groups"],
-        norm_eps=given["norm_eps"],
-        dropout=given["dropout"],
-    )
+    level_heads = tuple(heads) if isinstance(heads, (list, tuple)) else (heads,) * len(_channels(given))
+    return ConditionalUnetSpec(**fields, **_unet_fields(given, "CrossAttn"), level_heads=level_heads)
 
 
 def _check_channels(given: JsonObject) -> None:
@@ -361,7 +349,7 @@ def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int,
 
 def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
     """The spec of an AutoencoderKL's config."""
-    given = _given(config, AUTOENCODER)
+    fields, given = _given(config, AUTOENCODER)
     channels = _list(given, "block_out_channels")
     for key, block in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         other = set(map(str, _list(given, key, len(channels)))) - {block}
@@ -369,57 +357,26 @@ def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
             raise ValueError(f"cannot honour the block type {min(other)[:60]!r}: expected {block}")
     if given["in_channels"] != given["out_channels"]:
         raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected in_channels")
-    return AutoencoderSpec(
-        image_channels=given["in_channels"],
-        latent_channels=given["latent_channels"],
-        level_channels=channels,
-        num_res_blocks=given["layers_per_block"],
-        middle_attention=given["mid_block_add_attention"],
-        quant_conv=given["use_quant_conv"],
-        post_quant_conv=given["use_post_quant_conv"],
-        norm_groups=given["norm_num_groups"],
-        scaling_factor=given["scaling_factor"],
-        shift_factor=0.0 if given["shift_factor"] is None else given["shift_factor"],
-    )
+    shift = 0.0 if given["shift_factor"] is None else given["shift_factor"]
+    return AutoencoderSpec(**fields, level_channels=channels, shift_factor=shift)
 
 
 def parse_dit(config: JsonObject) -> DitSpec:
     """The spec of a DiTTransformer2DModel's config."""
-    given = _given(config, DIT)
+    fields, given = _given(config, DIT)
     for key in ("num_attention_heads", "attention_head_dim", "in_channels"):
         check_integer(given[key], 1, MAX_CHANNELS, key)
     width, inputs = given["num_attention_heads"] * given["attention_head_dim"], given["in_channels"]
     outputs = inputs if given["out_channels"] is None else given["out_channels"]
     if outputs not in (inputs, 2 * inputs):
         raise ValueError(f"cannot honour out_channels={outputs!r}: expected in_channels={inputs}, once or twice")
-    return DitSpec(
-        layout="diffusers",
-        channels=inputs,
-        learned_sigma=outputs == 2 * inputs,
-        latent_size=given["sample_size"],
-        patch_size=given["patch_size"],
-        width=width,
-        num_layers=given["num_layers"],
-        num_heads=given["num_attention_heads"],
-        mlp_width=4 * width,
-        num_classes=given["num_embeds_ada_norm"],
-        mlp_norm_eps=given["norm_eps"],
-    )
+    learned = outputs == 2 * inputs
+    return DitSpec(**fields, layout="diffusers", learned_sigma=learned, width=width, mlp_width=4 * width)
 
 
 def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
     """The spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
-    given = _given(config, CLIP)
-    return ClipTextSpec(
-        vocabulary=given["vocab_size"],
-        max_tokens=given["max_position_embeddings"],
-        width=given["hidden_size"],
-        mlp_width=given["intermediate_size"],
-        num_layers=given["num_hidden_layers"],
-        num_heads=given["num_attention_heads"],
-        activation=given["hidden_act"],
-        norm_eps=given["layer_norm_eps"],
-    )
+    return ClipTextSpec(**_given(config, CLIP).fields)
 
 
 # What the noise schedule is made from, with the defaults of the samplers below.

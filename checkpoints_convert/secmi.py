@@ -4,23 +4,9 @@ Their blocks are numbered through, resampling steps included; the time embedding
 averaged along with the weights; GroupNorm's eps is PyTorch's default; the stride-2 convolutions pad both sides.
 """
 
-from checkpoints_convert.checkpoint import (
-    Checkpoint,
-    Dialect,
-    by_convention,
-    file_checkpoint,
-    sample_size,
-    stored_schedule,
-)
-from checkpoints_convert.mapping import (
-    CONVOLVED_ATTENTION,
-    Level,
-    Naming,
-    StateDict,
-    block_names,
-    infer_ddpm_spec,
-    numbered,
-)
+from checkpoints_convert import checkpoint, mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, by_convention, file_checkpoint
+from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax.models import DdpmUnetSpec, ScheduleSpec
@@ -59,23 +45,23 @@ def naming(spec: DdpmUnetSpec) -> Naming:
     }
     levels = len(spec.level_channels)
     for level in range(levels):
-        *down, downsample = numbered("downblocks", level, spec.num_res_blocks + 1)
-        *up, upsample = numbered("upblocks", levels - 1 - level, spec.num_res_blocks + 2)
-        names |= block_names("down", level, down, [f"{block}.attn" for block in down])
-        names |= block_names("up", level, up, [f"{block}.attn" for block in up])
+        *down, downsample = mapping.numbered("downblocks", level, spec.num_res_blocks + 1)
+        *up, upsample = mapping.numbered("upblocks", levels - 1 - level, spec.num_res_blocks + 2)
+        names |= mapping.block_names("down", level, down, [f"{block}.attn" for block in down])
+        names |= mapping.block_names("up", level, up, [f"{block}.attn" for block in up])
         names[f"down_{level}_downsample"] = f"{downsample}.main"
         names[f"up_{level}_upsample"] = f"{upsample}.main"
-    return Naming(names, _PARTS, CONVOLVED_ATTENTION)
+    return Naming(names, _PARTS, mapping.CONVOLVED_ATTENTION)
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
     architecture = infer_spec(weights.state)
     steps = architecture.time_table_steps or ScheduleSpec.num_steps
-    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
+    schedule = checkpoint.stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
     prediction = by_convention("epsilon", _CODE)
     return file_checkpoint(
-        weights, options, architecture, naming(architecture), sample_size(weights), schedule, prediction
+        weights, options, architecture, naming(architecture), checkpoint.sample_size(weights), schedule, prediction
     )
 
 
@@ -93,7 +79,7 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
         raise ValueError(f"expected the time table {TIME_TABLE} of shape [steps, features]")
     steps = state[TIME_TABLE].shape[0]
     base = DdpmUnetSpec(time_table_steps=steps, norm_eps=1e-5, symmetric_downsample=True)
-    return infer_ddpm_spec(state, naming(base), levels, base)
+    return mapping.infer_ddpm_spec(state, naming(base), levels, base)
 
 
 DIALECT = Dialect(

@@ -221,7 +221,16 @@ def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
 
     commit = "0123456789" * 4
     snapshot = shutil.copytree(FOLDER, tmp_path / commit)
-    monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ()))
+    monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ("unet", "vae")))
     model = dj.open_model("hf:owner/name@main", cache=tmp_path / "cache")
     assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
     assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")
+
+
+def test_a_single_file_of_the_hub(tmp_path, monkeypatch):
+    from checkpoints_convert import hub
+    from dime_jax._util.downloads import Fetched
+
+    fetched = Fetched(GOLDEN.parent, "0123456789" * 4, ("ddpm_secmi.pt",))
+    monkeypatch.setattr(hub, "fetch", lambda name: fetched)
+    assert dj.open_model("hf:owner/name", cache=tmp_path).denoiser.image_shape == (16, 16, 3)

@@ -18,7 +18,6 @@ from checkpoints_convert.options import NO_OPTIONS as NO_OPTIONS
 from checkpoints_convert.options import ConversionOptions as ConversionOptions
 from checkpoints_convert.options import add_conversion_arguments as add_conversion_arguments
 from checkpoints_convert.options import conversion_options as conversion_options
-from dime_jax._util.downloads import Fetched
 from dime_jax._util.files import file_digests, locked
 
 if TYPE_CHECKING:
@@ -130,11 +129,12 @@ def use_options(args: argparse.Namespace) -> UseOptions:
     return UseOptions(**{name: getattr(args, name) for name in vars(NO_USE_OPTIONS) if hasattr(args, name)})
 
 
-def fetch(name: str) -> Fetched:
-    """Fetch a model from the Hub; see `checkpoints_convert.hub`."""
+def fetch(name: str) -> tuple[Path, str]:
+    """Fetch a model from the Hub; returns its folder or single file, and the commit."""
     from checkpoints_convert import hub
 
-    return hub.fetch(name)
+    directory, commit, files = hub.fetch(name)
+    return directory / files[0] if len(files) == 1 else directory, commit
 
 
 def convert(

@@ -80,10 +80,10 @@ def open_model(
         return _needs_no_conversion(OpenedModel(model, "a Python object"), {**what.given(), **use.given()})
     place = user_cache() / "models" if cache is None else Path(cache)
     if is_hub_name(model):
-        fetched = conversion.fetch(str(model))
+        path, commit = conversion.fetch(str(model))
         name = str(model).partition("@")[0]
-        opened = _converted(fetched.directory, f"{name} at commit {fetched.commit}", place, what, use, say)
-        return _as_named(opened, name, use)._replace(commit=fetched.commit)
+        opened = _converted(path, f"{name} at commit {commit}", place, what, use, say)
+        return _as_named(opened, name, use)._replace(commit=commit)
     path = Path(model)
     if not path.exists() or (path / model_directory.SPEC_FILE).is_file():
         origin = "a model directory" if path.exists() else "shipped with dime_jax"

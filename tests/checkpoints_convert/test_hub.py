@@ -49,41 +49,34 @@ WANTED = {
 # --- which files ---
 
 
-def chosen(names, *rest):
-    return set(hub.needed_files(names, *rest))
+def chosen(names):
+    return set(hub.needed_files(names))
 
 
 def test_a_pipeline_gets_one_set_of_weights_for_each_part():
     assert chosen(PIPELINE) == WANTED
 
 
-def test_configs_alone():
-    assert chosen(PIPELINE, None, False) == {file for file in WANTED if file.endswith((".json", ".txt"))}
-
-
 def test_variants():
-    half = (WANTED - {"unet/diffusion_pytorch_model.safetensors"}) | {"unet/diffusion_pytorch_model.fp16.safetensors"}
-    assert chosen(PIPELINE, "fp16") == half  # parts without the variant are taken as they are
+    """Full precision, or half where there is nothing else; no others can be converted."""
     only_half = ["config.json", "diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.fp16.bin"]
     assert chosen(only_half) == set(only_half[:2])
-    two = ["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]
-    with pytest.raises(DownloadError, match="has the weights of the network as bf16, fp16: expected a variant"):
-        hub.needed_files(two)
-    with pytest.raises(DownloadError, match="has no variant fp8 of the network, only bf16, fp16"):
-        hub.needed_files(two, "fp8")
+    assert chosen(["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]) == {
+        "diffusion_pytorch_model.fp16.bin"
+    }
+    with pytest.raises(DownloadError, match="has no weights that are known"):
+        hub.needed_files(["unet/config.json", "unet/diffusion_pytorch_model.bf16.safetensors"])
 
 
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
         (["config.json", "diffusion_pytorch_model.bin", "notes.txt"], {"config.json", "diffusion_pytorch_model.bin"}),
-        (["pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin"], {"pytorch_lora_weights.safetensors"}),
-        (["adapter_config.json", "adapter_model.bin"], {"adapter_config.json", "adapter_model.bin"}),
         (["my.ckpt", "my.safetensors", "README.md"], {"my.safetensors"}),
-        (["cin256.ckpt", "config.yaml"], {"cin256.ckpt", "config.yaml"}),
+        (["cin256.ckpt", "config.yaml"], {"cin256.ckpt"}),
     ],
 )
-def test_networks_loras_and_single_files(files, wanted):
+def test_networks_and_single_files(files, wanted):
     assert chosen(files) == wanted
 
 
@@ -95,7 +88,9 @@ def test_weights_in_several_files_come_with_their_index():
     pickle = ["diffusion_pytorch_model-00001-of-00001.bin", "diffusion_pytorch_model.bin.index.json"]
     names = [f"unet/{name}" for name in (*shards, index, *half, half_index, *pickle)]
     assert chosen(names) == {f"unet/{name}" for name in (*shards, index)}
-    assert chosen(names, "fp16") == {f"unet/{name}" for name in (*half, half_index)}
+    assert chosen(names[3:5]) == {f"unet/{name}" for name in (*half, half_index)}
+    older = ["unet/diffusion_pytorch_model-00001-of-00001.fp16.safetensors", f"unet/{half_index}"]
+    assert chosen(older) == set(older)
 
 
 def test_repositories_without_weights():
@@ -185,8 +180,8 @@ def server():
         yield server
 
 
-def fetch(server, cache, name="hf:me/sd", **options):
-    return hub.fetch(name, cache_dir=cache, endpoint=server.endpoint, **options)
+def fetch(server, cache, name="hf:me/sd"):
+    return hub.fetch(name, cache_dir=cache, endpoint=server.endpoint)
 
 
 def test_fetches_what_is_needed_and_records_the_commit(server, tmp_path):
@@ -208,13 +203,6 @@ def test_revisions_are_branches_tags_or_commits(server, tmp_path):
         assert (model.directory / "unet/config.json").read_bytes() == b'{"older": true}'
 
 
-def test_configs_come_first_and_weights_later(server, tmp_path):
-    small = fetch(server, tmp_path, weights=False)
-    assert not any(path.endswith(".safetensors") for _, path in server.log)
-    assert set(small.files) < WANTED
-    assert set(fetch(server, tmp_path).files) == WANTED
-
-
 def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
     before = fetch(server, tmp_path)
     server.broken = True
@@ -223,12 +211,10 @@ def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
     server.server_close()
     assert fetch(server, tmp_path) == before
     assert fetch(server, tmp_path, f"hf:me/sd@{COMMIT}") == before
-    with pytest.raises(DownloadError, match="is not complete in the cache"):
-        fetch(server, tmp_path, variant="fp16")
 
 
 def test_a_half_finished_download_is_not_taken_for_a_model(server, tmp_path):
-    fetch(server, tmp_path, weights=False)
+    (fetch(server, tmp_path).directory / "vae" / "diffusion_pytorch_model.bin").unlink()
     server.broken = True
     with pytest.raises(DownloadError, match="cannot be reached, and the model is not complete in the cache"):
         fetch(server, tmp_path)
