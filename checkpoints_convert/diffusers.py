@@ -40,7 +40,7 @@ class _Network(NamedTuple):
       takes_text: whether a text encoder does.
     """
 
-    keys: configs.Keys
+    keys: configs.ConfigKeys
     parse: Callable[[JsonObject, bool | None], DenoiserSpec]
     pipelines: tuple[str, ...]
     on_latents: bool = True
@@ -68,7 +68,7 @@ class _Scheduler(NamedTuple):
     learned_sigma: bool | None = None
 
 
-class Autoencoder(NamedTuple):
+class AutoencoderPart(NamedTuple):
     """The autoencoder of a latent model: its spec, and where its weights are."""
 
     spec: AutoencoderSpec
@@ -123,10 +123,10 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     return Checkpoint(folder, spec, parts, tuple(lines), which, tokenizer_files=tokenizer)
 
 
-def open_autoencoder(folder: Path) -> Autoencoder:
+def open_autoencoder(folder: Path) -> AutoencoderPart:
     """Return the AutoencoderKL in a folder."""
     spec = _read_config(folder, configs.parse_autoencoder)
-    return Autoencoder(spec, _part("vae", spec, folder, part_files.DIFFUSERS_FILES))
+    return AutoencoderPart(spec, _part("vae", spec, folder, part_files.DIFFUSERS_FILES))
 
 
 def _open_weights(weights: ChosenWeights, options: ConversionOptions) -> NoReturn:

@@ -15,7 +15,7 @@ _BOOKKEEPING = ("_class_name", "_diffusers_version", "_name_or_path", "sample_si
 _EMA = ("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power")
 
 
-class Keys(NamedTuple):
+class ConfigKeys(NamedTuple):
     """What is known about the keys of one class's config.
 
     Attributes:
@@ -57,7 +57,7 @@ _UNET_FIELDS = {
     "dropout": ("dropout", 0.0),
 }
 
-UNET = Keys(
+UNET = ConfigKeys(
     class_names=("UNet2DModel",),
     fixed={
         **_UNET_FIXED,
@@ -90,7 +90,7 @@ _NONE = (
     *("projection_class_embeddings_input_dim", "cross_attention_norm"),
 )
 _FALSE = ("only_cross_attention", "dual_cross_attention", "resnet_skip_time_act", "class_embeddings_concat")
-CONDITIONAL_UNET = Keys(
+CONDITIONAL_UNET = ConfigKeys(
     class_names=("UNet2DConditionModel",),
     fixed={
         **_UNET_FIXED,
@@ -137,7 +137,7 @@ _OTHER_CHANNELS = {
     5: "it is a depth-to-image network: the depth comes as a further channel",
 }
 
-AUTOENCODER = Keys(
+AUTOENCODER = ConfigKeys(
     class_names=("AutoencoderKL",),
     fixed={"act_fn": ("silu", "swish"), "latents_mean": (None,), "latents_std": (None,)},
     fields={
@@ -160,7 +160,7 @@ AUTOENCODER = Keys(
     ignored=(*_BOOKKEEPING, *_EMA, "force_upcast"),
 )
 
-DIT = Keys(
+DIT = ConfigKeys(
     class_names=("DiTTransformer2DModel", "Transformer2DModel"),
     fixed={
         **dict.fromkeys(
@@ -187,7 +187,7 @@ DIT = Keys(
     ignored=(*_BOOKKEEPING, *_EMA, "dropout", "norm_num_groups", "upcast_attention"),
 )
 
-CLIP = Keys(
+CLIP = ConfigKeys(
     class_names=("CLIPTextModel",),
     fixed={"model_type": ("clip_text_model",), "use_attention_mask": (False,), "quantization_config": (None,)},
     fields={
@@ -231,7 +231,7 @@ class _Given(NamedTuple):
     keys: JsonObject
 
 
-def _given(config: JsonObject, keys: Keys) -> _Given:
+def _given(config: JsonObject, keys: ConfigKeys) -> _Given:
     """What counts in a config, once the rest is known to change nothing."""
     classes = config.get("architectures")  # as transformers has it
     check_class(classes[0] if isinstance(classes, list) and classes else config.get("_class_name"), keys.class_names)
@@ -248,7 +248,7 @@ def _given(config: JsonObject, keys: Keys) -> _Given:
     return _Given({field: given[key] for key, (field, _) in keys.fields.items()}, given)
 
 
-def describe_defaults(config: JsonObject, keys: Keys) -> list[str]:
+def describe_defaults(config: JsonObject, keys: ConfigKeys) -> list[str]:
     """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
     values = [f"{key}={value!r}" for key, value in keys.defaults().items() if key not in config]
     return [f"architecture: diffusers' defaults, where config.json does not say: {', '.join(values)}"] if values else []

@@ -135,8 +135,7 @@ class Lora:
         with about(self.path):
             state = _flat(contents)
             _refuse_other_methods(state)
-            config = _adapter_config(self.path)
-            return [_update(group, config, self.scale) for group in _groups(state)]
+            return list(_updates(state, _adapter_config(self.path), self.scale))
 
 
 class Update(NamedTuple):
@@ -175,35 +174,25 @@ def _refuse_other_methods(state: StateDict) -> None:
                 raise ValueError(f"not supported, because it holds {shorten(name)}: this is {method}")
 
 
-class _Group(NamedTuple):
-    """The tensors of one layer in a file."""
-
-    key: str
-    part: str
-    module: str
-    down: np.ndarray
-    up: np.ndarray
-    alpha: np.ndarray | None
-
-
-def _groups(state: StateDict) -> Iterator[_Group]:
-    tensors: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
+def _updates(state: StateDict, config: "_Config", scale: float) -> Iterator[Update]:
+    layers: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
     for name, tensor in state.items():
         match = _SUFFIXES.fullmatch(name)
         if match is None:
             raise ValueError(f"unknown LoRA tensor {shorten(name)}")
-        layer = _layer(match)
         ending = match["kohya"] or match["peft"] or match["older"]
         role = "alpha" if match["alpha"] else "down" if _IS_DOWN[ending] else "up"
-        if tensors.setdefault(layer, {}).setdefault(role, (name, tensor))[0] != name:
+        if layers.setdefault(_layer(match), {}).setdefault(role, (name, tensor))[0] != name:
             raise ValueError(f"expected one tensor for each factor of a layer, got {shorten(name)} twice")
-    for (part, module), roles in tensors.items():
-        first = next(iter(roles.values()))[0]
-        missing = {"down", "up"} - roles.keys()
-        if missing:
-            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(first)} alone")
-        alpha = roles["alpha"][1] if "alpha" in roles else None
-        yield _Group(first, part, module, roles["down"][1], roles["up"][1], alpha)
+    for (part, module), roles in layers.items():
+        key = next(iter(roles.values()))[0]
+        if not {"down", "up"} <= roles.keys():
+            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(key)} alone")
+        down, up = roles["down"][1], roles["up"][1]
+        rank = _rank(down, up, key)
+        alpha = _alpha(roles["alpha"][1], key) if "alpha" in roles else config.alpha(part, module, rank)
+        factor = alpha / (math.sqrt(rank) if config.rank_stabilised(part) else rank)
+        yield Update(key, part, module, down, up, scale * factor)
 
 
 def _layer(match: re.Match[str]) -> tuple[str, str]:
@@ -231,21 +220,18 @@ def _newer_name(module: str, is_text: bool) -> str:
     return f"{module}.0" if last == "to_out" else module
 
 
-def _update(group: _Group, config: "_Config", scale: float) -> Update:
-    rank = group.down.shape[0] if group.down.ndim else 0
-    fits = group.down.ndim in (2, 4) and group.up.ndim in (2, 4) and rank > 0 and group.up.shape[1] == rank
-    if not fits or (group.up.ndim == 4 and group.up.shape[2:] != (1, 1)):
-        shapes = f"{list(group.up.shape)} and {list(group.down.shape)}"
-        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(group.key)}, got {shapes}")
-    alpha = _alpha(group) if group.alpha is not None else config.alpha(group.part, group.module, rank)
-    factor = alpha / (math.sqrt(rank) if config.rank_stabilised(group.part) else rank)
-    return Update(group.key, group.part, group.module, group.down, group.up, scale * factor)
+def _rank(down: np.ndarray, up: np.ndarray, key: str) -> int:
+    rank = down.shape[0] if down.ndim else 0
+    fits = down.ndim in (2, 4) and up.ndim in (2, 4) and rank > 0 and up.shape[1] == rank
+    if not fits or (up.ndim == 4 and up.shape[2:] != (1, 1)):
+        shapes = f"{list(up.shape)} and {list(down.shape)}"
+        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(key)}, got {shapes}")
+    return rank
 
 
-def _alpha(group: _Group) -> float:
-    alpha = np.asarray(group.alpha)
+def _alpha(alpha: np.ndarray, key: str) -> float:
     if alpha.size != 1 or not np.isfinite(float(alpha.reshape(()))):
-        raise ValueError(f"expected alpha at {shorten(group.key)} to be one finite number")
+        raise ValueError(f"expected alpha at {shorten(key)} to be one finite number")
     return float(alpha.reshape(()))
 
 

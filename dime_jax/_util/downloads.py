@@ -38,9 +38,48 @@ class Fetched(NamedTuple):
 
 
 class _Repository(NamedTuple):
+    """One repository, as huggingface-hub asks for it."""
+
+    hub: ModuleType
     name: str
     revision: str | None
     kind: Literal["model", "dataset"]
+    cache_dir: str | os.PathLike[str] | None
+    endpoint: str | None
+
+    def listed_files(self) -> list[str]:
+        api = self.hub.HfApi(endpoint=self.endpoint)
+        info = api.repo_info(self.name, revision=self.revision, repo_type=self.kind)
+        return [sibling.rfilename for sibling in info.siblings or ()]
+
+    def snapshot(self, patterns: Sequence[str], local_files_only: bool = False) -> Path:
+        directory = self.hub.snapshot_download(
+            self.name,
+            revision=self.revision,
+            repo_type=self.kind,
+            allow_patterns=list(patterns),
+            cache_dir=self.cache_dir,
+            endpoint=self.endpoint,
+            local_files_only=local_files_only,
+        )
+        return Path(directory)
+
+    def cached_files(self, directory: Path) -> list[str]:
+        """The repository's files as they were listed when it was fetched, or those that are there."""
+        try:
+            tree = self.hub.get_cached_repo_tree(
+                self.name, revision=directory.name, repo_type=self.kind, cache_dir=self.cache_dir
+            )
+            return [file.path for file in tree]
+        except Exception:  # versions before 2 keep no list, others have not always one
+            return [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
+
+    def why_not(self, error: Exception) -> str:
+        if isinstance(error, self.hub.errors.GatedRepoError):
+            return "is gated: accept its terms on its page, then log in with `hf auth login`"
+        if isinstance(error, self.hub.errors.RevisionNotFoundError):
+            return f"has no revision {self.revision or 'main'}"
+        return "no such repository, or a private one: check the name, or log in with `hf auth login`"
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
@@ -69,27 +108,28 @@ def fetch_files(
       DownloadError: in one line, for a name of another form, a repository or revision that is not there, a gated one,
         or a Hub that cannot be reached while the files are not in the cache.
     """
-    repository = _parse(name, kind)
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in name:
+        raise DownloadError(printable(f"expected hf:owner/name or hf:owner/name@revision, got {name[:200]!r}"))
     hub = _import_hub()
+    repository = _Repository(hub, match["repository"], match["revision"], kind, cache_dir, endpoint)
     try:
-        names = _listed_files(hub, repository, endpoint)
-        files = choose(names)
-        directory = Path(_snapshot(hub, repository, files, cache_dir, endpoint))
+        files = choose(repository.listed_files())
+        return _complete(repository.snapshot(files), files)
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
-        raise DownloadError(f"{name}: {_why_not(hub, error, repository)}") from None
+        raise DownloadError(f"{name}: {repository.why_not(error)}") from None
     except DownloadError as error:
         raise DownloadError(f"{name}: {error}") from None
     # No network, a broken one and a Hub in trouble raise types of several libraries, which change with its versions.
     except Exception as error:
-        return _from_cache(hub, name, repository, choose, cache_dir, error)
-    return _complete(name, directory, files)
-
-
-def _parse(name: str, kind: Literal["model", "dataset"]) -> _Repository:
-    match = _NAME.fullmatch(name)
-    if match is None or ".." in name:
-        raise DownloadError(printable(f"expected hf:owner/name or hf:owner/name@revision, got {name[:200]!r}"))
-    return _Repository(match["repository"], match["revision"], kind)
+        reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+    try:  # what was fetched before
+        directory = repository.snapshot(_NO_FILES, local_files_only=True)
+        return _complete(directory, choose(repository.cached_files(directory)))
+    except (OSError, ValueError):
+        raise DownloadError(
+            f"{name}: the Hub cannot be reached, and the {kind} is not complete in the cache ({reason})"
+        ) from None
 
 
 def _import_hub() -> ModuleType:
@@ -101,77 +141,10 @@ def _import_hub() -> ModuleType:
     return huggingface_hub
 
 
-def _listed_files(hub: ModuleType, repository: _Repository, endpoint: str | None) -> list[str]:
-    info = hub.HfApi(endpoint=endpoint).repo_info(
-        repository.name, revision=repository.revision, repo_type=repository.kind
-    )
-    return [sibling.rfilename for sibling in info.siblings or ()]
-
-
-def _snapshot(
-    hub: ModuleType,
-    repository: _Repository,
-    patterns: Sequence[str],
-    cache_dir: str | os.PathLike[str] | None,
-    endpoint: str | None = None,
-    local_files_only: bool = False,
-) -> str:
-    return hub.snapshot_download(
-        repository.name,
-        revision=repository.revision,
-        repo_type=repository.kind,
-        allow_patterns=list(patterns),
-        cache_dir=cache_dir,
-        endpoint=endpoint,
-        local_files_only=local_files_only,
-    )
-
-
-def _from_cache(
-    hub: ModuleType,
-    name: str,
-    repository: _Repository,
-    choose: Callable[[list[str]], list[str]],
-    cache_dir: str | os.PathLike[str] | None,
-    why: Exception,
-) -> Fetched:
-    """What was fetched before, if it is complete."""
-    try:
-        directory = Path(_snapshot(hub, repository, _NO_FILES, cache_dir, local_files_only=True))
-        files = choose(_cached_files(hub, repository, directory, cache_dir))
-        return _complete(name, directory, files)
-    except (OSError, ValueError):
-        reason = printable(" ".join(f"{type(why).__name__}: {why}".split()))[:200]
-        raise DownloadError(
-            f"{name}: the Hub cannot be reached, and the {repository.kind} is not complete in the cache ({reason})"
-        ) from None
-
-
-def _cached_files(
-    hub: ModuleType, repository: _Repository, directory: Path, cache_dir: str | os.PathLike[str] | None
-) -> list[str]:
-    """The repository's files as they were listed when it was fetched, or those that are there."""
-    try:
-        tree = hub.get_cached_repo_tree(
-            repository.name, revision=directory.name, repo_type=repository.kind, cache_dir=cache_dir
-        )
-        return [file.path for file in tree]
-    except Exception:  # versions before 2 keep no list, others have not always one
-        return [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
-
-
-def _complete(name: str, directory: Path, files: Sequence[str]) -> Fetched:
+def _complete(directory: Path, files: Sequence[str]) -> Fetched:
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:
-        raise DownloadError(f"{name}: expected {missing[0]} in {directory}, got none")
+        raise DownloadError(f"expected {missing[0]} in {directory}, got none")
     if not _COMMIT.fullmatch(directory.name):
-        raise DownloadError(f"{name}: expected a commit of 40 hex digits, got {printable(directory.name[:60])!r}")
+        raise DownloadError(f"expected a commit of 40 hex digits, got {printable(directory.name[:60])!r}")
     return Fetched(directory, directory.name, tuple(files))
-
-
-def _why_not(hub: ModuleType, error: Exception, repository: _Repository) -> str:
-    if isinstance(error, hub.errors.GatedRepoError):
-        return "is gated: accept its terms on its page, then log in with `hf auth login`"
-    if isinstance(error, hub.errors.RevisionNotFoundError):
-        return f"has no revision {repository.revision or 'main'}"
-    return "no such repository, or a private one: check the name, or log in with `hf auth login`"

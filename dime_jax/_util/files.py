@@ -7,8 +7,12 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import filelock
+
+if TYPE_CHECKING:
+    from dime_jax._util.typing import JsonObject  # imports JAX, which takes a while
 
 CACHE, OFF = "DIME_JAX_CACHE", "off"
 
@@ -32,6 +36,35 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 def write_json(path: pathlib.Path, contents: object) -> None:
     """Write a JSON file that can be made again, completely or not at all."""
     write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
+
+
+def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
+    """Return the JSON object in a small file from a stranger; a key that occurs twice is refused.
+
+    Raises:
+      ValueError: in one line that names the file.
+    """
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    if file.stat().st_size > most:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    try:
+        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(contents, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    return contents
+
+
+def unique(pairs: list[tuple[str, object]]) -> "JsonObject":
+    """For `object_pairs_hook`: return a dict, unless a key occurs twice."""
+    result: JsonObject = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"the key {name!r} occurs twice")
+        result[name] = value
+    return result
 
 
 def file_digests(path: pathlib.Path) -> dict[pathlib.Path, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dime_jax import models
 from dime_jax._util.typing import PyTree
-from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
+from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, Denoiser, EncodeFn, KeepFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
 from dime_jax.loading.conversion import NO_USE_OPTIONS, UseOptions
@@ -39,7 +39,7 @@ class LatentDenoiser(Denoiser):
         self._spec, self._options = spec, options
         self._embedded: OrderedDict[str, np.ndarray] = OrderedDict()
         super().__init__(
-            _apply(spec),
+            _on("denoiser", models.denoise(spec)),
             _held(model.variables, options.hold),
             spec.schedule.build(),
             spec.image_shape,
@@ -88,7 +88,7 @@ class LatentDenoiser(Denoiser):
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """Images [B, *image_shape] of latents [B, *shape], about in [-1, 1]."""
-        return _decode(self._spec)(self.params, latents)
+        return _jitted("autoencoder", models.decode(self._spec.autoencoder))(self.params, latents)
 
     def _condition(self, name: str, captions: Sequence[str]) -> PyTree:
         if name in PARTS:
@@ -111,7 +111,8 @@ class LatentDenoiser(Denoiser):
         assert self._spec.text_encoder is not None
         tokens = self._tokenizer.encode([*texts, *[""] * (_EMBEDDED_TOGETHER - len(texts))])
         with jax.default_matmul_precision(PRECISION):
-            return np.asarray(_embed(self._spec.text_encoder)(params["text_encoder"], tokens))[: len(texts)]
+            embed = _jitted("text_encoder", models.embed_tokens(self._spec.text_encoder))
+            return np.asarray(embed(params, tokens))[: len(texts)]
 
     def _remember(self, found: Mapping[str, np.ndarray]) -> None:
         for text, embedding in found.items():
@@ -178,13 +179,14 @@ def _fingerprint(model: str, options: UseOptions) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def _apply(spec: ModelSpec) -> ApplyFn:
-    denoise = models.denoise(spec)
+def _on(part: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of one network's variables as one of all variables, held in whatever type."""
+    return lambda params, *arguments: function(_float32(params[part]), *arguments)
 
-    def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
-        return denoise(_float32(params["denoiser"]), x, t, condition)
 
-    return apply
+@functools.lru_cache(maxsize=32)
+def _jitted(part: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return jax.jit(_on(part, function))
 
 
 @functools.lru_cache(maxsize=32)
@@ -217,15 +219,3 @@ def _keep(spec: ModelSpec) -> KeepFn:
         return jax.lax.map(keep_one, (x, draws.ids))  # one by one: what a decoder keeps to be differentiated is large
 
     return run
-
-
-@functools.lru_cache(maxsize=32)
-def _decode(spec: ModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
-    decode = models.decode(spec.autoencoder)
-    return jax.jit(lambda params, latents: decode(_float32(params["autoencoder"]), latents))
-
-
-@functools.lru_cache(maxsize=32)
-def _embed(spec: ClipTextSpec) -> Callable[[PyTree, np.ndarray], jax.Array]:
-    embed = models.embed_tokens(spec)
-    return jax.jit(lambda variables, tokens: embed(_float32(variables), tokens))

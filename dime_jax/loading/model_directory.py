@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from dime_jax import models
-from dime_jax._util.files import file_digests
+from dime_jax._util.files import file_digests, read_json
 from dime_jax._util.typing import JsonObject, PyTree
 
 if TYPE_CHECKING:
@@ -140,13 +140,8 @@ def read_spec_file(directory: str | os.PathLike[str]) -> JsonObject:
     file = Path(directory) / SPEC_FILE
     if not file.is_file():
         raise ValueError(f"{directory} is not a model directory: no {SPEC_FILE} in it")
-    if file.stat().st_size > _MAX_SPEC_BYTES:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_SPEC_BYTES} allowed")
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON: {error}") from None
-    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+    contents = read_json(file, _MAX_SPEC_BYTES)
+    if contents.get("format") != FORMAT:
         raise ValueError(f"{file}: not written by dime_jax (expected format {FORMAT!r})")
     if contents.get("version") != VERSION:
         raise ValueError(f"{file}: expected version {VERSION}, got {contents.get('version')!r}")
