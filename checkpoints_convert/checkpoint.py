@@ -245,6 +245,21 @@ def file_checkpoint(
     return Checkpoint(weights.file, spec, {"denoiser": part}, weights.facts + facts, weights.which, setting)
 
 
+def ddpm_checkpoint(
+    weights: ChosenWeights, options: ConversionOptions, denoiser: models.DdpmUnetSpec, naming: Naming, code: str
+) -> Checkpoint:
+    """Return the checkpoint of a DDPM U-Net from a file, with the conventions of a code base that trains them.
+
+    Args:
+      weights, options, denoiser, naming: as in `file_checkpoint`.
+      code: the name of the code base.
+    """
+    usual = ScheduleSpec(num_steps=denoiser.time_table_steps or ScheduleSpec.num_steps)
+    schedule = stored_schedule(weights) or by_convention(usual, code)
+    prediction = by_convention("epsilon", code)
+    return file_checkpoint(weights, options, denoiser, naming, sample_size(weights), schedule, prediction)
+
+
 def _prefer(given: T | None, found: Known[T] | None) -> Known[T] | None:
     """What the user gave, else what was found."""
     if given is None:

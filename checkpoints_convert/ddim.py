@@ -1,11 +1,11 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
-from checkpoints_convert import checkpoint, mapping
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, by_convention, file_checkpoint
+from checkpoints_convert import mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
 from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
-from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models import DdpmUnetSpec
 from dime_jax.models.checks import MAX_LEVELS, check_integer
 
 _CODE = "ermongroup/ddim"
@@ -50,12 +50,8 @@ def naming(spec: DdpmUnetSpec) -> Naming:
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
-    architecture = infer_spec(weights.state)
-    schedule = checkpoint.stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
-    prediction = by_convention("epsilon", _CODE)
-    return file_checkpoint(
-        weights, options, architecture, naming(architecture), checkpoint.sample_size(weights), schedule, prediction
-    )
+    spec = infer_spec(weights.state)
+    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dime_jax._util.typing import JsonObject
-from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DdpmUnetSpec, DitSpec, ScheduleSpec
+from dime_jax.models import (
+    AutoencoderSpec,
+    ClipTextSpec,
+    ConditionalUnetSpec,
+    DdpmUnetSpec,
+    DitSpec,
+    NetworkSpec,
+    ScheduleSpec,
+)
 from dime_jax.models.checks import MAX_CHANNELS, check_integer
 from dime_jax.models.spec import PREDICTIONS
 
@@ -37,6 +45,10 @@ class ConfigKeys(NamedTuple):
     def defaults(self) -> JsonObject:
         """Return the default of every key that counts."""
         return {**{key: default for key, (_, default) in self.fields.items()}, **self.honoured}
+
+    def values(self, spec: NetworkSpec) -> JsonObject:
+        """Return the keys that are fields of the spec, as a config has them."""
+        return {key: getattr(spec, field) for key, (field, _) in self.fields.items()}
 
 
 _UNET_FIXED = {

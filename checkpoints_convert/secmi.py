@@ -4,12 +4,12 @@ Their blocks are numbered through, resampling steps included; the time embedding
 averaged along with the weights; GroupNorm's eps is PyTorch's default; the stride-2 convolutions pad both sides.
 """
 
-from checkpoints_convert import checkpoint, mapping
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, by_convention, file_checkpoint
+from checkpoints_convert import mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
 from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
-from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models import DdpmUnetSpec
 
 _CODE = "pytorch-ddpm"
 TIME_TABLE = "time_embedding.timembedding.0.weight"
@@ -56,13 +56,8 @@ def naming(spec: DdpmUnetSpec) -> Naming:
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
-    architecture = infer_spec(weights.state)
-    steps = architecture.time_table_steps or ScheduleSpec.num_steps
-    schedule = checkpoint.stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
-    prediction = by_convention("epsilon", _CODE)
-    return file_checkpoint(
-        weights, options, architecture, naming(architecture), checkpoint.sample_size(weights), schedule, prediction
-    )
+    spec = infer_spec(weights.state)
+    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:

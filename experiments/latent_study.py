@@ -25,7 +25,7 @@ import safetensors.numpy
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
-from checkpoints_convert import diffusers_names, mapping
+from checkpoints_convert import diffusers_configs, diffusers_names, mapping
 from dime_jax import data
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
@@ -279,21 +279,13 @@ def _unet_config(spec: ModelSpec) -> dict[str, object]:
     assert isinstance(unet, ConditionalUnetSpec)
     levels = range(len(unet.level_channels))
     return {
+        **diffusers_configs.CONDITIONAL_UNET.values(unet),
         "_class_name": "UNet2DConditionModel",
-        "act_fn": "silu",
         "attention_head_dim": unet.level_heads[0],
         "block_out_channels": list(unet.level_channels),
-        "cross_attention_dim": unet.context_channels,
         "down_block_types": [_block(level in unet.attention_levels, "Down") for level in levels],
         "up_block_types": [_block(level in unet.up_attention_levels, "Up") for level in reversed(levels)],
-        "downsample_padding": 1,
-        "flip_sin_to_cos": True,
-        "freq_shift": 0,
-        "in_channels": unet.channels,
         "out_channels": unet.channels,
-        "layers_per_block": unet.num_res_blocks,
-        "norm_eps": unet.norm_eps,
-        "norm_num_groups": unet.norm_groups,
         "sample_size": spec.shape[0],
     }
 
@@ -306,35 +298,20 @@ def _vae_config(spec: ModelSpec) -> dict[str, object]:
     vae = spec.autoencoder
     assert vae is not None
     return {
+        **diffusers_configs.AUTOENCODER.values(vae),
         "_class_name": "AutoencoderKL",
-        "act_fn": "silu",
         "block_out_channels": list(vae.level_channels),
         "down_block_types": ["DownEncoderBlock2D"] * len(vae.level_channels),
         "up_block_types": ["UpDecoderBlock2D"] * len(vae.level_channels),
-        "in_channels": vae.image_channels,
         "out_channels": vae.image_channels,
-        "latent_channels": vae.latent_channels,
-        "layers_per_block": vae.num_res_blocks,
-        "norm_num_groups": vae.norm_groups,
         "sample_size": IMAGE_SIZE,
-        "scaling_factor": vae.scaling_factor,
     }
 
 
 def _text_config(spec: ModelSpec) -> dict[str, object]:
-    text = spec.text_encoder
-    assert text is not None
-    return {
-        "architectures": ["CLIPTextModel"],
-        "model_type": "clip_text_model",
-        "hidden_act": text.activation,
-        "hidden_size": text.width,
-        "intermediate_size": text.mlp_width,
-        "max_position_embeddings": text.max_tokens,
-        "num_attention_heads": text.num_heads,
-        "num_hidden_layers": text.num_layers,
-        "vocab_size": text.vocabulary,
-    }
+    assert spec.text_encoder is not None
+    values = diffusers_configs.CLIP.values(spec.text_encoder)
+    return {**values, "architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
 
 
 def write_tokenizer(folder: pathlib.Path) -> None:
