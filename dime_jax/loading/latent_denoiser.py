@@ -218,6 +218,7 @@ def _apply(spec: ModelSpec) -> ApplyFn:
 
 @functools.lru_cache(maxsize=32)
 def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
+    assert spec.autoencoder is not None
     encode = models.encode(spec.autoencoder)
 
     def run(params: PyTree, pixels: jax.Array, draws: Draws) -> jax.Array:
@@ -230,6 +231,7 @@ def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
 
 @functools.lru_cache(maxsize=32)
 def _keep(spec: ModelSpec) -> KeepFn:
+    assert spec.autoencoder is not None
     decode = models.decode(spec.autoencoder)
 
     def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:
@@ -250,6 +252,7 @@ def _keep(spec: ModelSpec) -> KeepFn:
 
 @functools.lru_cache(maxsize=32)
 def _decode(spec: ModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
+    assert spec.autoencoder is not None
     decode = models.decode(spec.autoencoder)
     return jax.jit(lambda params, latents: decode(_float32(params["autoencoder"]), latents))
 
