@@ -167,10 +167,17 @@ def test_hostile_names_end_in_one_line(name, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path):
-    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(10) for block in range(16)]
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (2, r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"),
+        (16, r"expected number of residual blocks to be an integer in \[1, 128\], got .*330"),
+    ],
+)
+def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path, blocks, message):
+    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(10) for block in range(blocks)]
     rest = ("conv_in.weight", "conv_in.bias", "conv_out.bias", "temb.dense.0.weight", "temb.dense.0.bias")
     few = {name: STATE[name] for name in rest}
     write_zip(tmp_path / "x.pt", few | {name: np.zeros(32, np.float32) for name in names})
-    with pytest.raises(ValueError, match=r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"):
+    with pytest.raises(ValueError, match=message):
         convert(tmp_path / "x.pt", tmp_path / "m", ConversionOptions(image_size=512))
