@@ -125,6 +125,9 @@ def _parse_items(base: Any, kinds: Sequence[Any], items: list[object], where: st
         if len(items) != len(kinds):
             raise ValueError(f"expected {where} to be a list of {len(kinds)}, got {len(items)}")
     else:
+        plain_kind = getattr(kinds[0], "__origin__", kinds[0])  # without the notes of `Annotated`
+        if plain_kind in (bool, int, float, str) and all(type(item) is plain_kind for item in items):
+            return items if base is list else tuple(items)  # a stranger's list may be very long
         kinds = [kinds[0]] * len(items)
     parsed = [_parse(kind, item, f"{where}[{i}]", strict) for i, (kind, item) in enumerate(zip(kinds, items))]
     return parsed if base is list else tuple(parsed)
@@ -143,7 +146,7 @@ def _parse_union(kinds: Sequence[Any], value: object, where: str, strict: bool) 
     raise errors[0]
 
 
-def _tag(kind: Any) -> dict[str, Json]:
+def _tag(kind: Any) -> dict[str, str]:
     """What JSON has of a type beside its fields: its class variable `kind`, if there is one."""
     tag = getattr(kind, "kind", None)
     return {"kind": tag} if isinstance(tag, str) and "kind" not in field_names(kind) else {}
@@ -166,8 +169,8 @@ def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str
     contents, hints = _expect(dict, value, where), typing.get_type_hints(kind, include_extras=True)
     variables = dict(zip(getattr(kind, "__parameters__", ()), arguments))
     names = field_names(kind)
-    for kind_name in _tag(kind).values():
-        _expect_kind([kind_name], contents, where)
+    if _tag(kind):
+        _expect_kind([kind.kind], contents, where)
     if strict:
         _check_keys(contents, {*names, *_tag(kind)}, where)
     for name in names:

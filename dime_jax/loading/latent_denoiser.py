@@ -88,6 +88,7 @@ class LatentDenoiser(Denoiser):
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """Images [B, *image_shape] of latents [B, *shape], about in [-1, 1]."""
+        assert self._spec.autoencoder is not None
         return _jitted("autoencoder", models.decode(self._spec.autoencoder))(self.params, latents)
 
     def _condition(self, name: str, captions: Sequence[str]) -> PyTree:
@@ -191,6 +192,7 @@ def _jitted(part: str, function: Callable[..., jax.Array]) -> Callable[..., jax.
 
 @functools.lru_cache(maxsize=32)
 def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
+    assert spec.autoencoder is not None
     encode = models.encode(spec.autoencoder)
 
     def run(params: PyTree, pixels: jax.Array, draws: Draws) -> jax.Array:
@@ -203,6 +205,7 @@ def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
 
 @functools.lru_cache(maxsize=32)
 def _keep(spec: ModelSpec) -> KeepFn:
+    assert spec.autoencoder is not None
     decode = models.decode(spec.autoencoder)
 
     def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:

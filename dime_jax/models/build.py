@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import ApplyFn
 from dime_jax.models.architectures import NETWORKS
-from dime_jax.models.autoencoder import AutoencoderSpec, Posterior
+from dime_jax.models.autoencoder import AutoencoderSpec
 from dime_jax.models.clip_text import ClipTextSpec
 from dime_jax.models.layers import Dtype
 from dime_jax.models.network_spec import NetworkSpec
@@ -84,37 +84,25 @@ def denoise(spec: ModelSpec) -> ApplyFn:
     return apply
 
 
-@functools.lru_cache(maxsize=32)
 def encode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:
-    """Return the function `apply(variables, images, noise=None) -> latents`, (z - shift_factor) * scaling_factor.
+    """Return the function `apply(variables, images, noise=None) -> latents`; see `Autoencoder.encode`.
 
-    z is the posterior's mean, or mean + std * noise if standard normal noise of the latents' shape is given. Of the
-    variables, the decoder's may be missing.
+    Of the variables, the decoder's may be missing.
     """
-    network = build(spec)
-
-    def apply(variables: PyTree, images: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        posterior = cast(Posterior, network.apply(variables, images, method="encode"))
-        z = posterior.mean if noise is None else posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise
-        return (z - spec.shift_factor) * spec.scaling_factor
-
-    return apply
+    return _method(spec, "encode")
 
 
-@functools.lru_cache(maxsize=32)
-def decode(spec: AutoencoderSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
+def decode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:
     """Return the function `apply(variables, latents) -> images` about in [-1, 1]: the way back from `encode`."""
-    network = build(spec)
+    return _method(spec, "decode")
 
-    def apply(variables: PyTree, latents: jax.Array) -> jax.Array:
-        z = latents / spec.scaling_factor + spec.shift_factor
-        return cast(jax.Array, network.apply(variables, z, method="decode"))
 
-    return apply
+def embed_tokens(spec: ClipTextSpec) -> Callable[..., jax.Array]:
+    """Return the function `apply(variables, tokens) -> embeddings` [B, tokens, width] of int tokens [B, N]."""
+    return _method(spec, "__call__")
 
 
 @functools.lru_cache(maxsize=32)
-def embed_tokens(spec: ClipTextSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """Return the function `apply(variables, tokens) -> embeddings` [B, tokens, width] of int tokens [B, N]."""
+def _method(spec: NetworkSpec, name: str) -> Callable[..., jax.Array]:
     network = build(spec)
-    return lambda variables, tokens: cast(jax.Array, network.apply(variables, tokens))
+    return lambda variables, *inputs: cast(jax.Array, network.apply(variables, *inputs, method=name))

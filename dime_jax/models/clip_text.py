@@ -1,19 +1,16 @@
 """The text half of CLIP in flax: a causal transformer over the tokens of a caption; see `ClipTextSpec`."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax._util import validate
-from dime_jax.models.checks import MAX_CHANNELS, MAX_LAYERS, check_integer, check_integers, check_number
-from dime_jax.models.layers import dense, layer_norm, split_heads
+from dime_jax.models.checks import Channels, Eps, Hidden, Layers, Range
+from dime_jax.models.layers import dense, layer_norm, query_key_value
 from dime_jax.models.network_spec import NetworkSpec, integers
-
-MAX_VOCABULARY = 2**20
-MAX_TOKENS = 2**16
 
 _ACTIVATIONS = {
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
@@ -38,23 +35,18 @@ class ClipTextSpec(NetworkSpec):
 
     kind: ClassVar[str] = "clip_text"
 
-    vocabulary: int = 49408
-    max_tokens: int = 77
-    width: int = 768
-    mlp_width: int = 3072
-    num_layers: int = 12
-    num_heads: int = 12
+    vocabulary: Annotated[int, Range(1, 2**20)] = 49408
+    max_tokens: Annotated[int, Range(1, 2**16)] = 77
+    width: Channels = 768
+    mlp_width: Hidden = 3072
+    num_layers: Layers = 12
+    num_heads: Channels = 12
     activation: str = "quick_gelu"
-    norm_eps: float = 1e-5
+    norm_eps: Eps = 1e-5
 
     def __post_init__(self) -> None:
-        check_integer(self.vocabulary, 1, MAX_VOCABULARY, "vocabulary")
-        check_integer(self.max_tokens, 1, MAX_TOKENS, "max_tokens")
-        check_integers(self, 1, MAX_CHANNELS, "width", "num_heads")
-        check_integer(self.mlp_width, 1, 8 * MAX_CHANNELS, "mlp_width")
-        check_integer(self.num_layers, 1, MAX_LAYERS, "num_layers")
+        super().__post_init__()
         validate.check_choice(self.activation, list(_ACTIVATIONS), "activation")
-        check_number(self.norm_eps, 1e-12, 1.0, "norm_eps")
         if self.width % self.num_heads:
             raise ValueError(f"expected width divisible by num_heads={self.num_heads}, got width={self.width}")
 
@@ -81,10 +73,8 @@ class Layer(nn.Module):
         """Layer over x [B, tokens, width]."""
         spec = self.spec
         h = layer_norm(spec.norm_eps, "norm_1")(x)
-        query = split_heads(dense(spec.width, name="query")(h), spec.num_heads)
-        key = split_heads(dense(spec.width, name="key")(h), spec.num_heads)
-        value = split_heads(dense(spec.width, name="value")(h), spec.num_heads)
-        x = x + dense(spec.width, name="out")(attend_causally(query, key, value).reshape(x.shape))
+        maps = query_key_value(h, h, spec.width, spec.num_heads)
+        x = x + dense(spec.width, name="out")(attend_causally(*maps).reshape(x.shape))
         h = dense(spec.mlp_width, name="mlp_0")(layer_norm(spec.norm_eps, "norm_2")(x))
         return x + dense(spec.width, name="mlp_1")(_ACTIVATIONS[spec.activation](h))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.checks import MAX_CHANNELS, MAX_LAYERS, check_integer, check_integers, check_tuple
+from dime_jax.models.checks import Blocks, Channels, Dropout, Eps, FewChannels, Layers, Level, check_integer
 from dime_jax.models.ddpm_unet import DdpmUnet
 from dime_jax.models.layers import GroupNorm, dense, layer_norm
 from dime_jax.models.unet import UnetSpec
@@ -41,37 +41,34 @@ class ConditionalUnetSpec(UnetSpec):
 
     kind: ClassVar[str] = "conditional_unet"
 
-    channels: int = 4
-    level_channels: tuple[int, ...] = (320, 640, 1280, 1280)
-    num_res_blocks: int = 2
-    attention_levels: tuple[int, ...] = (0, 1, 2)
-    up_attention_levels: tuple[int, ...] = (0, 1, 2)
-    level_heads: tuple[int, ...] = (8, 8, 8, 8)
-    context_channels: int = 768
-    transformer_layers: int = 1
+    channels: FewChannels = 4
+    level_channels: tuple[Channels, ...] = (320, 640, 1280, 1280)
+    num_res_blocks: Blocks = 2
+    attention_levels: tuple[Level, ...] = (0, 1, 2)
+    up_attention_levels: tuple[Level, ...] = (0, 1, 2)
+    level_heads: tuple[Channels, ...] = (8, 8, 8, 8)
+    context_channels: Channels = 768
+    transformer_layers: Layers = 1
     linear_projection: bool = False
-    time_channels: int = 1280
+    time_channels: Channels = 1280
     time_cos_first: bool = True
     time_frequency_shift: float = 0
     symmetric_downsample: bool = True
-    norm_groups: int = 32
-    norm_eps: float = 1e-5
-    dropout: float = 0.0
+    norm_groups: Channels = 32
+    norm_eps: Eps = 1e-5
+    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         levels = len(self.level_channels)
-        check_tuple(self, "level_heads", 1, MAX_CHANNELS)
         if len(self.level_heads) != levels:
             raise ValueError(f"expected one of level_heads for each of {levels} levels, got {len(self.level_heads)}")
         for level in self.attention_everywhere:
             channels, heads = self.level_channels[level], self.level_heads[level]
             if channels % heads:
                 raise ValueError(f"expected level_channels divisible by level_heads, got {channels} and {heads}")
-        check_integers(self, 1, MAX_LAYERS, "transformer_layers")
         layers = levels * (2 * self.num_res_blocks + 1) * self.transformer_layers
         check_integer(layers, 1, MAX_TRANSFORMER_LAYERS, "number of transformer layers")
-        check_integers(self, 1, MAX_CHANNELS, "context_channels")
 
     @property
     def in_channels(self) -> int:
@@ -88,11 +85,8 @@ class ContextAttention(nn.Module):
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
         """Attend from x [B, N, C] to context [B, M, D]."""
         channels = x.shape[-1]
-        query = layers.split_heads(dense(channels, use_bias=False, name="query")(x), self.heads)
-        key = layers.split_heads(dense(channels, use_bias=False, name="key")(context), self.heads)
-        value = layers.split_heads(dense(channels, use_bias=False, name="value")(context), self.heads)
-        h = layers.attend_bounded(query, key, value).reshape(x.shape)
-        return dense(channels, name="out")(h)
+        maps = layers.query_key_value(x, context, channels, self.heads, use_bias=False)
+        return dense(channels, name="out")(layers.attend_bounded(*maps).reshape(x.shape))
 
 
 class TransformerLayer(nn.Module):

@@ -1,14 +1,14 @@
 """The U-Net of Ho et al. 2020 in flax, one module for its three public dialects (see `DdpmUnetSpec`)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.checks import MAX_STEPS, check_integer
+from dime_jax.models.checks import MAX_STEPS, Range
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
 from dime_jax.models.unet import ZEROS, ImageUnetSpec, Unet, UnetAttention, UnetSpec
 
@@ -25,16 +25,11 @@ class DdpmUnetSpec(ImageUnetSpec):
 
     kind: ClassVar[str] = "ddpm_unet"
 
-    time_table_steps: int | None = None
+    time_table_steps: Annotated[int, Range(1, MAX_STEPS)] | None = None
     time_cos_first: bool = False
     time_frequency_shift: float = 1
     symmetric_downsample: bool = False
     middle_attention: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.time_table_steps is not None:
-            check_integer(self.time_table_steps, 1, MAX_STEPS, "time_table_steps")
 
 
 class ResBlock(nn.Module):
@@ -62,10 +57,7 @@ class Attention(UnetAttention):
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """A map each."""
-        query = dense(h.shape[-1], dtype=self.dtype, name="query")(h)
-        key = dense(h.shape[-1], dtype=self.dtype, name="key")(h)
-        value = dense(h.shape[-1], dtype=self.dtype, name="value")(h)
-        return layers.split_heads(query, heads), layers.split_heads(key, heads), layers.split_heads(value, heads)
+        return layers.query_key_value(h, h, h.shape[-1], heads, dtype=self.dtype)
 
 
 class DdpmUnet(Unet):

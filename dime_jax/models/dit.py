@@ -1,7 +1,7 @@
 """The diffusion transformer (DiT) in flax, class-conditional, in its two public dialects; see `DitSpec`."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
@@ -10,16 +10,7 @@ import numpy as np
 
 from dime_jax._util import validate
 from dime_jax.models import layers
-from dime_jax.models.checks import (
-    MAX_CHANNELS,
-    MAX_CLASSES,
-    MAX_IMAGE_SIZE,
-    MAX_LAYERS,
-    check_flags,
-    check_integer,
-    check_integers,
-    check_number,
-)
+from dime_jax.models.checks import MAX_IMAGE_SIZE, Channels, Classes, Eps, FewChannels, Hidden, Layers, Range
 from dime_jax.models.layers import dense, layer_norm
 from dime_jax.models.network_spec import DenoiserSpec, floats, integers
 
@@ -54,28 +45,20 @@ class DitSpec(DenoiserSpec):
     resizable: ClassVar[bool] = False
 
     layout: str = "original"
-    channels: int = 4
+    channels: FewChannels = 4
     learned_sigma: bool = True
-    latent_size: int = 32
-    patch_size: int = 2
-    width: int = 1152
-    num_layers: int = 28
-    num_heads: int = 16
-    mlp_width: int = 4608
-    num_classes: int = 1000
-    mlp_norm_eps: float = 1e-6
+    latent_size: Annotated[int, Range(1, MAX_IMAGE_SIZE)] = 32
+    patch_size: Annotated[int, Range(1, MAX_IMAGE_SIZE)] = 2
+    width: Channels = 1152
+    num_layers: Layers = 28
+    num_heads: Channels = 16
+    mlp_width: Hidden = 4608
+    num_classes: Classes = 1000
+    mlp_norm_eps: Eps = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         validate.check_choice(self.layout, LAYOUTS, "layout")
-        check_integer(self.channels, 1, 64, "channels")
-        check_flags(self)
-        check_integer(self.latent_size, 1, MAX_IMAGE_SIZE, "latent_size")
-        check_integer(self.patch_size, 1, self.latent_size, "patch_size")
-        check_integers(self, 1, MAX_CHANNELS, "width", "num_heads")
-        check_integer(self.mlp_width, 1, 8 * MAX_CHANNELS, "mlp_width")
-        check_integer(self.num_layers, 1, MAX_LAYERS, "num_layers")
-        check_integer(self.num_classes, 1, MAX_CLASSES, "num_classes")
-        check_number(self.mlp_norm_eps, 1e-12, 1.0, "mlp_norm_eps")
         if self.latent_size % self.patch_size:
             raise ValueError(f"expected latent_size={self.latent_size} divisible by patch_size={self.patch_size}")
         if self.width % self.num_heads or self.width % 4:
@@ -148,15 +131,11 @@ class Block(nn.Module):
     def _attend(self, h: jax.Array) -> jax.Array:
         width, heads = self.spec.width, self.spec.num_heads
         if self.spec.is_original:
-            query, key, value = jnp.split(dense(3 * width, name="qkv")(h), 3, axis=-1)
+            qkv = jnp.split(dense(3 * width, name="qkv")(h), 3, axis=-1)
+            query, key, value = (layers.split_heads(part, heads) for part in qkv)
         else:
-            query = dense(width, name="query")(h)
-            key = dense(width, name="key")(h)
-            value = dense(width, name="value")(h)
-        attended = layers.attend_bounded(
-            layers.split_heads(query, heads), layers.split_heads(key, heads), layers.split_heads(value, heads)
-        )
-        return dense(width, name="out")(attended.reshape(h.shape))
+            query, key, value = layers.query_key_value(h, h, width, heads)
+        return dense(width, name="out")(layers.attend_bounded(query, key, value).reshape(h.shape))
 
 
 class Dit(nn.Module):

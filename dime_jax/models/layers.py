@@ -162,6 +162,16 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
+def query_key_value(
+    x: jax.Array, context: jax.Array, features: int, heads: int, *, use_bias: bool = True, dtype: Dtype | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The module's maps "query" of x [B, N, C], "key" and "value" of context [B, M, D]: [B, N or M, heads, d] each."""
+    query = dense(features, "query", dtype, use_bias=use_bias)(x)
+    key = dense(features, "key", dtype, use_bias=use_bias)(context)
+    value = dense(features, "value", dtype, use_bias=use_bias)(context)
+    return split_heads(query, heads), split_heads(key, heads), split_heads(value, heads)
+
+
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """[B, positions, C] as [B, positions, heads, C / heads]."""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads)

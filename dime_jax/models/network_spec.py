@@ -5,11 +5,16 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from dime_jax.models.checks import check_fields
+
 
 class NetworkSpec:
-    """A network but for its weights. Subclasses are frozen dataclasses that check their fields."""
+    """A network but for its weights. Subclasses are frozen dataclasses; the annotations of their fields are checked."""
 
     kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return the shapes and dtypes of the smallest inputs, a batch of one, that the network takes."""

@@ -12,15 +12,17 @@ import jax.numpy as jnp
 
 from dime_jax.models import layers
 from dime_jax.models.checks import (
-    MAX_CHANNELS,
-    MAX_CLASSES,
-    check_flags,
+    Blocks,
+    Channels,
+    Classes,
+    Dropout,
+    Eps,
+    FewChannels,
+    Level,
     check_integer,
-    check_integers,
     check_levels,
     check_norm_groups,
     check_number,
-    check_tuple,
 )
 from dime_jax.models.layers import Dtype, GroupNorm, attend, conv3x3, dense
 from dime_jax.models.network_spec import DenoiserSpec, floats, integers
@@ -60,19 +62,14 @@ class UnetSpec(DenoiserSpec):
     symmetric_downsample: bool = True
 
     def __post_init__(self) -> None:
-        check_levels(self)
-        check_norm_groups(self, self.stem_width)
-        check_tuple(self, "attention_levels", 0, len(self.level_channels) - 1)
-        if self.up_attention_levels is not None:
-            check_tuple(self, "up_attention_levels", 0, len(self.level_channels) - 1)
-        check_integers(self, 1, MAX_CHANNELS, "time_channels", "stem_width", "time_width")
-        check_integer(self.in_channels, 1, 64, "channels")
+        super().__post_init__()
+        check_levels(self.level_channels, self.num_res_blocks)
+        check_norm_groups(self.norm_groups, self.stem_width, *self.level_channels)
+        for level in self.attention_everywhere:
+            check_integer(level, 0, len(self.level_channels) - 1, "attention_levels")
         if self.time_width % 2:
             raise ValueError(f"expected an even number of time_features, got {self.time_width}")
         check_number(self.time_frequency_shift, 0, self.time_width // 2 - 0.5, "time_frequency_shift")
-        check_number(self.norm_eps, 1e-12, 1.0, "norm_eps")
-        check_number(self.dropout, 0.0, 0.99, "dropout")
-        check_flags(self)
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """An x that the levels halve to one pixel, t, and the class or the embedding of one token, if it takes any."""
@@ -127,31 +124,26 @@ class ImageUnetSpec(UnetSpec):
       (others): see `UnetSpec`.
     """
 
-    image_channels: int = 3
+    image_channels: FewChannels = 3
     learned_sigma: bool = False
-    stem_channels: int = 128
-    time_features: int = 128
-    time_channels: int = 512
-    level_channels: tuple[int, ...] = (128, 256, 256, 256)
-    num_res_blocks: int = 2
-    attention_levels: tuple[int, ...] = (1,)
-    up_attention_levels: tuple[int, ...] | None = None
-    head_channels: int | None = None
-    num_heads: int = 1
-    norm_groups: int = 32
-    norm_eps: float = 1e-6
-    num_classes: int | None = None
-    dropout: float = 0.0
+    stem_channels: Channels = 128
+    time_features: Channels = 128
+    time_channels: Channels = 512
+    level_channels: tuple[Channels, ...] = (128, 256, 256, 256)
+    num_res_blocks: Blocks = 2
+    attention_levels: tuple[Level, ...] = (1,)
+    up_attention_levels: tuple[Level, ...] | None = None
+    head_channels: Channels | None = None
+    num_heads: Channels = 1
+    norm_groups: Channels = 32
+    norm_eps: Eps = 1e-6
+    num_classes: Classes | None = None
+    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
-        check_integers(self, 1, MAX_CHANNELS, "stem_channels", "time_features", "num_heads")
         super().__post_init__()
-        if self.head_channels is not None:
-            check_integer(self.head_channels, 1, MAX_CHANNELS, "head_channels")
         for level in self.attention_everywhere:
             self.heads(self.level_channels[level])
-        if self.num_classes is not None:
-            check_integer(self.num_classes, 1, MAX_CLASSES, "num_classes")
 
     @property
     def in_channels(self) -> int:

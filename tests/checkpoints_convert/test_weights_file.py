@@ -169,14 +169,14 @@ def test_hostile_names_end_in_one_line(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("levels", "blocks", "message"),
+    ("blocks", "message"),
     [
-        (10, 16, r"expected number of residual blocks to be an integer in \[1, 128\]"),
-        (4, 8, r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"),
+        (2, r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"),
+        (16, r"expected number of residual blocks to be an integer in \[1, 128\], got .*330"),
     ],
 )
-def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path, levels, blocks, message):
-    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(levels) for block in range(blocks)]
+def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path, blocks, message):
+    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(10) for block in range(blocks)]
     rest = ("conv_in.weight", "conv_in.bias", "conv_out.bias", "temb.dense.0.weight", "temb.dense.0.bias")
     few = {name: STATE[name] for name in rest}
     write_zip(tmp_path / "x.pt", few | {name: np.zeros(32, np.float32) for name in names})

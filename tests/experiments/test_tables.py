@@ -289,10 +289,10 @@ class TestCosts:
 
     def test_networks_are_the_papers(self):
         networks = costs.networks()
-        shapes = models.param_shapes(networks["ddpm"].architecture)
+        shapes = models.param_shapes(networks["ddpm"].denoiser)
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 35_746_307
-        assert networks["guided"].architecture.level_channels == (256, 256, 512, 512, 1024, 1024)
-        assert networks["guided"].architecture.num_classes == 1000
+        assert networks["guided"].denoiser.level_channels == (256, 256, 512, 512, 1024, 1024)
+        assert networks["guided"].denoiser.num_classes == 1000
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

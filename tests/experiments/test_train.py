@@ -71,7 +71,7 @@ def test_every_smoke_training_is_of_a_tiny_network_and_a_few_updates(path):
     if "recipe" in config.get("train", {}):
         assert config.train.recipe.steps <= 4
         assert config.train.recipe.batch_size <= 16
-        shapes = models.param_shapes(train.model_spec(config).architecture)["params"]
+        shapes = models.param_shapes(train.model_spec(config).denoiser)["params"]
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) < 50_000
 
 

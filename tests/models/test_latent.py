@@ -113,7 +113,7 @@ def test_a_sample_of_the_latent(stable_diffusion):
     """mean + std * noise, of a posterior whose log variance is clipped."""
     spec, variables = stable_diffusion
     network = models.build(spec.autoencoder)
-    posterior = network.apply(variables["autoencoder"], EXPECTED["images"], method="encode")
+    posterior = network.apply(variables["autoencoder"], EXPECTED["images"], method="posterior")
     noise = np.random.default_rng(0).standard_normal(EXPECTED["latents"].shape).astype(np.float32)
     got = models.encode(spec.autoencoder)(variables["autoencoder"], EXPECTED["images"], noise)
     expected = (posterior.mean + np.exp(posterior.log_variance / 2) * noise) * spec.autoencoder.scaling_factor
