@@ -81,10 +81,8 @@ class Part:
         """
         state = self.state()
         with about(self.file):
-            needed, held = (
-                models.count_values(models.param_shapes(self.spec)),
-                sum(tensor.size for tensor in state.values()),
-            )
+            needed = models.count_values(models.param_shapes(self.spec))
+            held = sum(tensor.size for tensor in state.values())
             if needed > 2 * held:
                 raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
             return mapping.to_variables(state, self.name_table(state), _progress(self.file.stat().st_size))

@@ -36,6 +36,7 @@ class _Network(NamedTuple):
       keys: of its config.
       parse: makes a spec of its config and of whether the scheduler expects a variance (None: there is no scheduler).
       pipelines: that it is in.
+      part: what it is called there, and in LoRA files.
       on_latents: whether an autoencoder belongs to it.
       takes_text: whether a text encoder does.
     """
@@ -43,6 +44,7 @@ class _Network(NamedTuple):
     keys: configs.ConfigKeys
     parse: Callable[[JsonObject, bool | None], DenoiserSpec]
     pipelines: tuple[str, ...]
+    part: str = "unet"
     on_latents: bool = True
     takes_text: bool = False
 
@@ -55,7 +57,7 @@ _NETWORKS = (
         _STABLE_DIFFUSION,
         takes_text=True,
     ),
-    _Network(configs.DIT, lambda config, learned: configs.parse_dit(config), ("DiTPipeline",)),
+    _Network(configs.DIT, lambda config, learned: configs.parse_dit(config), ("DiTPipeline",), "transformer"),
 )
 _CLASSES = {name: network for network in _NETWORKS for name in network.keys.class_names}
 
@@ -81,19 +83,7 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
         raise ValueError(f"{folder} is a folder: expected the dialect diffusers, got {options.dialect}")
     if options.model_flags is not None:
         raise ValueError(f"{folder} has its own config: expected no --model_flags")
-    index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-    there = {name for name, value in index.items() if is_part(value)} or {entry.name for entry in folder.iterdir()}
-    refuse_other_pipelines(folder, str(index.get("_class_name", "")), there)
-    place, which = _choose_network(folder, options.weights)
-    config = read_json(place / "config.json")
-    with about(place / "config.json"):
-        configs.check_class(config.get("_class_name"), tuple(_CLASSES))
-    network = _CLASSES[config["_class_name"]]
-    if index:
-        with about(folder / "model_index.json"):
-            _check_index(index, network)
-    if not network.on_latents:
-        refuse_parts_of_latent_models(folder, there)
+    network, place, which, config = _find_network(folder, options.weights)
     scheduler = _read_scheduler(folder, any_sampler=network.on_latents)
     with about(place / "config.json"):
         denoiser = network.parse(config, scheduler.learned_sigma)
@@ -109,8 +99,7 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
             None if autoencoder is None else autoencoder.spec,
             text,
         )
-    name = "transformer" if place.name == "transformer" else "unet"
-    parts = {"denoiser": _part(name, denoiser, place, part_files.DIFFUSERS_FILES)}
+    parts = {"denoiser": _part(network.part, denoiser, place, part_files.DIFFUSERS_FILES)}
     if autoencoder is not None:
         parts["autoencoder"] = autoencoder.part
     if text is not None:
@@ -121,6 +110,32 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     lines += configs.describe_defaults(config, network.keys)
     tokenizer = _tokenizer_files(folder / "tokenizer") if text is not None else ()
     return Checkpoint(folder, spec, parts, tuple(lines), which, tokenizer_files=tokenizer)
+
+
+class _Found(NamedTuple):
+    """The network that predicts noise: its class, its folder, which weights it has, and its config."""
+
+    network: _Network
+    place: Path
+    which: str
+    config: JsonObject
+
+
+def _find_network(folder: Path, weights: str | None) -> _Found:
+    index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
+    there = {name for name, value in index.items() if is_part(value)} or {entry.name for entry in folder.iterdir()}
+    refuse_other_pipelines(folder, str(index.get("_class_name", "")), there)
+    place, which = _choose_network(folder, weights)
+    config = read_json(place / "config.json")
+    with about(place / "config.json"):
+        configs.check_class(config.get("_class_name"), tuple(_CLASSES))
+    network = _CLASSES[config["_class_name"]]
+    if index:
+        with about(folder / "model_index.json"):
+            _check_index(index, network)
+    if not network.on_latents:
+        refuse_parts_of_latent_models(folder, there)
+    return _Found(network, place, which, config)
 
 
 def open_autoencoder(folder: Path) -> AutoencoderPart:
