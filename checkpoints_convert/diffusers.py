@@ -14,6 +14,7 @@ from checkpoints_convert import diffusers_configs as configs
 from checkpoints_convert import diffusers_names as names
 from checkpoints_convert import part_files
 from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, Part, Size, make_spec
+from checkpoints_convert.config_keys import ConfigKeys, check_class, refuse_code
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.options import ConversionOptions
@@ -41,7 +42,7 @@ class _Network(NamedTuple):
       takes_text: whether a text encoder does.
     """
 
-    keys: configs.ConfigKeys
+    keys: ConfigKeys
     parse: Callable[[JsonObject, bool | None], DenoiserSpec]
     pipelines: tuple[str, ...]
     part: str = "unet"
@@ -128,7 +129,7 @@ def _find_network(folder: Path, weights: str | None) -> _Found:
     place, which = _choose_network(folder, weights)
     config = read_json(place / "config.json")
     with about(place / "config.json"):
-        configs.check_class(config.get("_class_name"), tuple(_CLASSES))
+        check_class(config.get("_class_name"), tuple(_CLASSES))
     network = _CLASSES[config["_class_name"]]
     if index:
         with about(folder / "model_index.json"):
@@ -167,8 +168,8 @@ def _read_config(folder: Path, parse: Callable[[JsonObject], T]) -> T:
 
 
 def _check_index(index: JsonObject, network: _Network) -> None:
-    configs.check_class(index.get("_class_name"), network.pipelines)
-    configs.refuse_code(index)
+    check_class(index.get("_class_name"), network.pipelines)
+    refuse_code(index)
     for part in ("unet", "transformer", "scheduler"):
         match index.get(part, ["diffusers"]):
             case ["diffusers", *_]:

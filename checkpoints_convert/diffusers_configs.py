@@ -1,11 +1,8 @@
-"""The configs of a diffusers pipeline's parts, as specs.
+"""The configs of a diffusers pipeline's parts, as specs."""
 
-Every key of a config is honoured, known to change nothing that an attack asks for, or refused by name.
-"""
+from typing import Any
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
+from checkpoints_convert.config_keys import ConfigKeys, check_class, read_keys, refuse_code, refuse_unknown
 from dime_jax._util.typing import JsonObject
 from dime_jax.models import (
     AutoencoderSpec,
@@ -13,7 +10,6 @@ from dime_jax.models import (
     ConditionalUnetSpec,
     DdpmUnetSpec,
     DitSpec,
-    NetworkSpec,
     ScheduleSpec,
 )
 from dime_jax.models.checks import MAX_CHANNELS, check_integer
@@ -21,34 +17,6 @@ from dime_jax.models.spec import PREDICTIONS
 
 _BOOKKEEPING = ("_class_name", "_diffusers_version", "_name_or_path", "sample_size")
 _EMA = ("decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power")
-
-
-class ConfigKeys(NamedTuple):
-    """What is known about the keys of one class's config.
-
-    Attributes:
-      class_names: of the class.
-      fixed: keys with the only values that our network has; the first is the default.
-      fields: keys that are fields of the network's spec: the field, and the default.
-      honoured: other keys that the spec follows from, with their defaults.
-      ignored: keys that change nothing here; if there are none, all others.
-      reasons: what a key's other values would mean, for the error.
-    """
-
-    class_names: tuple[str, ...]
-    fixed: Mapping[str, tuple[object, ...]]
-    fields: Mapping[str, tuple[str, object]]
-    honoured: Mapping[str, object]
-    ignored: tuple[str, ...]
-    reasons: Mapping[str, str] = {}
-
-    def defaults(self) -> JsonObject:
-        """Return the default of every key that counts."""
-        return {**{key: default for key, (_, default) in self.fields.items()}, **self.honoured}
-
-    def values(self, spec: NetworkSpec) -> JsonObject:
-        """Return the keys that are fields of the spec, as a config has them."""
-        return {key: getattr(spec, field) for key, (field, _) in self.fields.items()}
 
 
 _UNET_FIXED = {
@@ -217,49 +185,6 @@ CLIP = ConfigKeys(
 )
 
 
-def check_class(name: object, expected: tuple[str, ...]) -> None:
-    """Require the class that a config is for to be among those expected."""
-    if name not in expected:
-        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: expected {' or '.join(expected)}")
-
-
-def refuse_code(config: JsonObject) -> None:
-    """Refuse a config that names Python code."""
-    if "auto_map" in config:
-        raise ValueError("cannot honour auto_map: it names code to run")
-
-
-def _refuse_unknown(config: JsonObject, known: set[str]) -> None:
-    unknown = sorted(set(config) - known)
-    if unknown:
-        shown = ", ".join(f"{key}={str(config[key])[:40]!r}" for key in unknown[:5])
-        raise ValueError(f"cannot honour unknown keys: {shown}")
-
-
-class _Given(NamedTuple):
-    """The fields of a spec that a config gives, and all keys that count, with their defaults."""
-
-    fields: JsonObject
-    keys: JsonObject
-
-
-def _given(config: JsonObject, keys: ConfigKeys) -> _Given:
-    """What counts in a config, once the rest is known to change nothing."""
-    classes = config.get("architectures")  # as transformers has it
-    check_class(classes[0] if isinstance(classes, list) and classes else config.get("_class_name"), keys.class_names)
-    refuse_code(config)
-    for key, values in keys.fixed.items():
-        if config.get(key, values[0]) not in values:
-            if key in keys.reasons:
-                raise ValueError(f"not supported, because {keys.reasons[key]} ({key}={str(config[key])[:60]})")
-            expected = " or ".join(map(repr, values))
-            raise ValueError(f"cannot honour {key}={str(config[key])[:60]!r}: expected {expected}")
-    if keys.ignored:
-        _refuse_unknown(config, {*keys.fixed, *keys.defaults(), *keys.ignored})
-    given = {key: config.get(key, default) for key, default in keys.defaults().items()}
-    return _Given({field: given[key] for key, (field, _) in keys.fields.items()}, given)
-
-
 def describe_defaults(config: JsonObject, keys: ConfigKeys) -> list[str]:
     """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
     values = [f"{key}={value!r}" for key, value in keys.defaults().items() if key not in config]
@@ -281,7 +206,7 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
       config: what it is.
       learned_sigma: whether the scheduler expects a variance from the network; None: as many channels as it has.
     """
-    fields, given = _given(config, UNET)
+    fields, given = read_keys(config, UNET)
     channels = _channels(given)
     if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
         raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
@@ -330,7 +255,7 @@ def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
 
 def parse_conditional_unet(config: JsonObject) -> ConditionalUnetSpec:
     """Return the spec of a UNet2DConditionModel's config."""
-    fields, given = _given(config, CONDITIONAL_UNET)
+    fields, given = read_keys(config, CONDITIONAL_UNET)
     _check_channels(given)
     heads = given["attention_head_dim"]  # which is what diffusers calls the number of heads here
     level_heads = tuple(heads) if isinstance(heads, (list, tuple)) else (heads,) * len(_channels(given))
@@ -361,7 +286,7 @@ def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int,
 
 def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
     """The spec of an AutoencoderKL's config."""
-    fields, given = _given(config, AUTOENCODER)
+    fields, given = read_keys(config, AUTOENCODER)
     channels = _list(given, "block_out_channels")
     for key, block in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         other = set(map(str, _list(given, key, len(channels)))) - {block}
@@ -375,7 +300,7 @@ def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
 
 def parse_dit(config: JsonObject) -> DitSpec:
     """The spec of a DiTTransformer2DModel's config."""
-    fields, given = _given(config, DIT)
+    fields, given = read_keys(config, DIT)
     for key in ("num_attention_heads", "attention_head_dim", "in_channels"):
         check_integer(given[key], 1, MAX_CHANNELS, key)
     width, inputs = given["num_attention_heads"] * given["attention_head_dim"], given["in_channels"]
@@ -388,7 +313,7 @@ def parse_dit(config: JsonObject) -> DitSpec:
 
 def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
     """The spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
-    return ClipTextSpec(**_given(config, CLIP).fields)
+    return ClipTextSpec(**read_keys(config, CLIP).fields)
 
 
 # What the noise schedule is made from, with the defaults of the samplers below.
@@ -428,7 +353,7 @@ def parse_scheduler(config: JsonObject, any_sampler: bool) -> tuple[ScheduleSpec
         raise ValueError(f"not supported, because {name[:60]} is for flow matching, which has no noise schedule")
     if not any_sampler:
         check_class(config.get("_class_name"), _PLAIN_SAMPLERS)
-        _refuse_unknown(config, _PLAIN_KEYS)
+        refuse_unknown(config, _PLAIN_KEYS)
     missing = [key for key in _NEEDED_BETAS if key not in config and config.get("trained_betas") is None]
     if missing and name not in _DEFAULT_SAMPLERS:
         raise ValueError(f"expected {missing[0]} in the config of the sampler {name[:60]!r}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
+from checkpoints_convert.config_keys import ConfigKeys, read_keys
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
@@ -84,30 +85,28 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
     return file_checkpoint(weights, options, spec, naming(spec), image_size, schedule, prediction, setting=network.name)
 
 
-# Constructor arguments of UNetModel, with its defaults; None: must be given.
-_DEFAULTS: JsonObject = {
-    "image_size": None,
-    "in_channels": 3,
-    "out_channels": None,
-    "learn_sigma": None,
-    "model_channels": None,
-    "num_res_blocks": None,
-    "attention_resolutions": None,
-    "channel_mult": (1, 2, 4, 8),
-    "class_cond": None,
-    "num_classes": None,
-    "num_heads": 1,
-    "num_head_channels": -1,
-    "num_heads_upsample": -1,
-    "use_scale_shift_norm": False,
-    "resblock_updown": False,
-    "use_new_attention_order": False,
-    "dropout": 0.0,
-    "conv_resample": True,
-    "dims": 2,
-    "use_checkpoint": False,
-    "use_fp16": False,
-}
+# Constructor arguments of UNetModel, with its defaults.
+_FLAGS = ConfigKeys(
+    class_names=(),
+    fixed={"dims": (2,), "conv_resample": (True,)},
+    fields={
+        "in_channels": ("image_channels", 3),
+        "num_res_blocks": ("num_res_blocks", None),
+        "num_heads": ("num_heads", 1),
+        "dropout": ("dropout", 0.0),
+        "resblock_updown": ("resblock_updown", False),
+        "use_scale_shift_norm": ("scale_shift_norm", False),
+        "use_new_attention_order": ("new_attention_order", False),
+    },
+    honoured={
+        **dict.fromkeys(("image_size", "model_channels", "attention_resolutions", "out_channels", "learn_sigma")),
+        **dict.fromkeys(("class_cond", "num_classes")),
+        "channel_mult": (1, 2, 4, 8),
+        "num_head_channels": -1,
+        "num_heads_upsample": -1,
+    },
+    ignored=("use_checkpoint", "use_fp16"),
+)
 _NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resolutions")
 
 
@@ -121,16 +120,10 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
       flags: named as in the constructor.
       name: what the network is called in the record.
     """
-    unknown = sorted(set(flags) - set(_DEFAULTS))
-    if unknown:
-        raise ValueError(f"cannot honour unknown model flags: {', '.join(unknown)}")
-    missing = [key for key in _NEEDED if flags.get(key) is None]
+    fields, given = read_keys(flags, _FLAGS)
+    missing = [key for key in _NEEDED if given[key] is None]
     if missing:
         raise ValueError(f"missing model flags: {', '.join(missing)}")
-    given = {**_DEFAULTS, **flags}
-    for key, value in (("dims", 2), ("conv_resample", True)):
-        if given[key] != value:
-            raise ValueError(f"cannot honour {key}={given[key]!r}: expected {value!r}")
     if given["num_heads_upsample"] not in (-1, given["num_heads"]) and given["num_head_channels"] == -1:
         raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: expected num_heads or -1")
     check_integer(given["model_channels"], 1, MAX_CHANNELS, "model_channels")
@@ -146,21 +139,15 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
     for factor in given["attention_resolutions"]:
         check_integer(factor, 1, MAX_IMAGE_SIZE, "attention_resolutions")
     architecture = GuidedUnetSpec(
-        image_channels=given["in_channels"],
+        **fields,
         learned_sigma=_learned_sigma(given),
         stem_channels=level_channels[0] if level_channels else width,
         time_features=width,
         time_channels=4 * width,
         level_channels=level_channels,
-        num_res_blocks=given["num_res_blocks"],
         attention_levels=tuple(factors.index(f) for f in factors if f in given["attention_resolutions"]),
         head_channels=None if given["num_head_channels"] == -1 else given["num_head_channels"],
-        num_heads=given["num_heads"],
         num_classes=_num_classes(given),
-        dropout=given["dropout"],
-        resblock_updown=given["resblock_updown"],
-        scale_shift_norm=given["use_scale_shift_norm"],
-        new_attention_order=given["use_new_attention_order"],
     )
     return GuidedNetwork(name, architecture, given["image_size"], ScheduleSpec())
 
