@@ -1,4 +1,4 @@
-"""The layers both U-Nets are made of, natively batched over NHWC.
+"""The layers that the networks are made of, natively batched over NHWC.
 
 Dtype policy: parameters are float32; convolutions and matmuls run in the module's `dtype` (float32 for attacks,
 bfloat16 optional for training); GroupNorm statistics and the attention softmax are always float32.

@@ -11,7 +11,7 @@ from dime_jax._util.records import Json, Tagged, parse, plain_object
 from dime_jax.core.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
 from dime_jax.models.architectures import NETWORKS
 from dime_jax.models.autoencoder import AutoencoderSpec
-from dime_jax.models.checks import MAX_IMAGE_SIZE, MAX_STEPS, check_flag, check_integer, check_number, short
+from dime_jax.models.checks import MAX_IMAGE_SIZE, MAX_STEPS, Range, check_fields, check_integer, check_number, short
 from dime_jax.models.clip_text import ClipTextSpec
 from dime_jax.models.network_spec import DenoiserSpec, NetworkSpec
 
@@ -36,18 +36,15 @@ class ScheduleSpec:
     """
 
     kind: str = "linear"
-    num_steps: int = 1000
-    beta_start: float = 1e-4
-    beta_end: float = 0.02
+    num_steps: Annotated[int, Range(1, MAX_STEPS)] = 1000
+    beta_start: Annotated[float, Range(0, 1)] = 1e-4
+    beta_end: Annotated[float, Range(0, 1)] = 0.02
     betas: tuple[float, ...] | None = None
     zero_terminal_snr: bool = False
 
     def __post_init__(self) -> None:
         validate.check_choice(self.kind, ("linear", "scaled_linear", "cosine", "betas"), "schedule")
-        check_integer(self.num_steps, 1, MAX_STEPS, "num_steps")
-        check_number(self.beta_start, 0, 1, "beta_start")
-        check_number(self.beta_end, 0, 1, "beta_end")
-        check_flag(self.zero_terminal_snr, "zero_terminal_snr")
+        check_fields(self)
         if (self.kind == "betas") != (self.betas is not None):
             raise ValueError(f"expected betas with the schedule 'betas' and only then, got schedule {self.kind!r}")
         if self.betas is not None:

@@ -64,12 +64,12 @@ class UnetSpec(DenoiserSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_levels(self.level_channels, self.num_res_blocks)
-        check_norm_groups(self.norm_groups, self.stem_width, *self.level_channels)
+        check_norm_groups(self.norm_groups, self.stem_channels, *self.level_channels)
         for level in self.attention_everywhere:
             check_integer(level, 0, len(self.level_channels) - 1, "attention_levels")
-        if self.time_width % 2:
-            raise ValueError(f"expected an even number of time_features, got {self.time_width}")
-        check_number(self.time_frequency_shift, 0, self.time_width // 2 - 0.5, "time_frequency_shift")
+        if self.time_features % 2:
+            raise ValueError(f"expected an even number of time_features, got time_features={self.time_features}")
+        check_number(self.time_frequency_shift, 0, self.time_features // 2 - 0.5, "time_frequency_shift")
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """An x that the levels halve to one pixel, t, and the class or the embedding of one token, if it takes any."""
@@ -99,12 +99,12 @@ class UnetSpec(DenoiserSpec):
         return self.in_channels
 
     @property
-    def stem_width(self) -> int:
+    def stem_channels(self) -> int:
         """Width after the first convolution."""
         return self.level_channels[0]
 
     @property
-    def time_width(self) -> int:
+    def time_features(self) -> int:
         """Size of the sinusoidal embedding of t."""
         return self.level_channels[0]
 
@@ -154,16 +154,6 @@ class ImageUnetSpec(UnetSpec):
     def out_channels(self) -> int:
         """Twice as many if the variance is learned."""
         return self.image_channels * (2 if self.learned_sigma else 1)
-
-    @property
-    def stem_width(self) -> int:
-        """As given."""
-        return self.stem_channels
-
-    @property
-    def time_width(self) -> int:
-        """As given."""
-        return self.time_features
 
     def heads(self, channels: int) -> int:
         """Number of attention heads at the given width."""
@@ -224,7 +214,7 @@ class Unet(nn.Module):
         spec = self.spec
         levels = range(len(spec.level_channels))
         embedding = self._embed(jnp.broadcast_to(t, x.shape[:1]), condition)
-        h = conv3x3(spec.stem_width, "conv_in", self.dtype)(x.astype(self.dtype))
+        h = conv3x3(spec.stem_channels, "conv_in", self.dtype)(x.astype(self.dtype))
         skips = [h]
         for level in levels:
             for block in range(spec.num_res_blocks):
@@ -266,14 +256,14 @@ class Unet(nn.Module):
         return wrapped(self.spec, dtype=self.dtype, name=name, **arguments)
 
     def time_features(self, t: jax.Array) -> jax.Array:
-        """Features of t [B], [B, spec.time_width]: the row of a stored table, or the sinusoid."""
+        """Features of t [B], [B, spec.time_features]: the row of a stored table, or the sinusoid."""
         spec = self.spec
         if spec.time_table_steps is not None:
-            steps, features = spec.time_table_steps, spec.time_width
+            steps, features = spec.time_table_steps, spec.time_features
             table = self.variable("constants", "time_table", layers.interleaved_time_table, steps, features)
             return table.value[t]
         return layers.timestep_embedding(
-            t, spec.time_width, cos_first=spec.time_cos_first, frequency_shift=spec.time_frequency_shift
+            t, spec.time_features, cos_first=spec.time_cos_first, frequency_shift=spec.time_frequency_shift
         )
 
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
