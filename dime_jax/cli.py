@@ -17,14 +17,8 @@ import shtab
 
 import dime_jax
 from dime_jax._util.compilation_cache import use as use_compilation_cache
-from dime_jax._util.flags import Parser
-from dime_jax.loading.conversion import (
-    add_conversion_arguments,
-    add_lora_arguments,
-    add_use_arguments,
-    conversion_options,
-    use_options,
-)
+from dime_jax._util.flags import Parser, read_options
+from dime_jax.loading.conversion import ConversionOptions, UseOptions, add_conversion_arguments, add_use_arguments
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -184,7 +178,13 @@ def _convert(args: argparse.Namespace) -> int:
     from dime_jax.loading.conversion import convert
     from dime_jax.loading.model_directory import describe
 
-    print(describe(convert(args.source, args.output, conversion_options(args), use_options(args).loras())))
+    print(
+        describe(
+            convert(
+                args.source, args.output, read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
+            )
+        )
+    )
     return DONE
 
 
@@ -261,7 +261,7 @@ def _console() -> "rich.console.Console":
 def _open_model(args: argparse.Namespace, cache: pathlib.Path | None) -> "Denoiser":
     from dime_jax.loading.opening import open_model
 
-    options = vars(conversion_options(args)) | vars(use_options(args))
+    options = vars(read_options(args, ConversionOptions)) | vars(read_options(args, UseOptions))
     model = open_model(args.model, cache=cache, remote=remote_options(args), **options)
     print(model.describe(), file=sys.stderr)
     return model.denoiser
@@ -283,8 +283,8 @@ def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
     return AuditConfig(
         **settings,
         options=_options(args),
-        conversion=conversion_options(args),
-        use=use_options(args),
+        conversion=read_options(args, ConversionOptions),
+        use=read_options(args, UseOptions),
         remote=remote_options(args),
     )
 
@@ -477,7 +477,7 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument("--output", required=True, help="the model directory to write; must not exist yet")
     add_conversion_arguments(convert)
-    add_lora_arguments(convert)
+    add_use_arguments(convert, only="lora")
 
 
 def _add_models(commands: _Commands) -> None:

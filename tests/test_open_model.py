@@ -12,6 +12,7 @@ import dime_jax as dj
 from checkpoints_convert import convert as converter
 from checkpoints_convert.lora import Lora
 from dime_jax import ConversionOptions, UseOptions
+from dime_jax._util.flags import words as words_of
 from dime_jax.loading import conversion
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -63,8 +64,8 @@ def test_a_conversion_is_kept_by_content_options_and_converter(tmp_path, monkeyp
 
 
 def test_every_option_counts():
-    flags = str(GOLDEN / "guided_cond.json")
-    values = {"dialect": "ddim", "weights": "raw", "model_flags": flags, "image_size": 3, "schedule": "cosine"}
+    flags_file = str(GOLDEN / "guided_cond.json")
+    values = {"dialect": "ddim", "weights": "raw", "model_flags": flags_file, "image_size": 3, "schedule": "cosine"}
     values |= {"prediction": "sample", "autoencoder": str(DDIM)}
     assert values.keys() == {field.name for field in dataclasses.fields(ConversionOptions)}
     one_each = [ConversionOptions(**{name: value}) for name, value in values.items()]
@@ -76,7 +77,7 @@ def test_every_option_counts():
     assert use.keys() == {field.name for field in dataclasses.fields(UseOptions)}
     assert UseOptions(**use).given() == use | {"lora": f"{SECMI}, b", "lora_scale": "0.5, 1.0"}
     words = ["--lora", str(SECMI), "--lora", "b", "--lora_scale", "0.5", "--lora_scale", "1.0"]
-    assert UseOptions(**use).arguments()[-8:] == words
+    assert words_of(UseOptions(**use))[-8:] == words
 
 
 def test_an_unknown_option_is_one_line_that_names_the_known_ones():

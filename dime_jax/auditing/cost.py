@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+from dime_jax._util import flags
 from dime_jax._util.progress import duration
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import AuditImages
@@ -166,7 +167,7 @@ def command(config: AuditConfig) -> str:
         words.append(f"--{field.name}")
         if not isinstance(value, bool):
             words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return shlex.join([*words, *config.conversion.arguments(), *config.use.arguments(), *config.remote.arguments()])
+    return shlex.join([*words, *flags.words(config.conversion), *flags.words(config.use), *config.remote.arguments()])
 
 
 def _made(directory: pathlib.Path) -> int:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from checkpoints_convert.options import NO_OPTIONS as NO_OPTIONS
 from checkpoints_convert.options import ConversionOptions as ConversionOptions
 from checkpoints_convert.options import add_conversion_arguments as add_conversion_arguments
-from checkpoints_convert.options import conversion_options as conversion_options
 from dime_jax._util.files import file_digests, locked
+from dime_jax._util.flags import add_options, changed, option
 
 if TYPE_CHECKING:
     from checkpoints_convert.lora import Lora
@@ -42,11 +42,17 @@ class UseOptions:
       lora_scale: times their updates, in the same order; 1 each if none are given.
     """
 
-    latent: str = "mean"
-    latent_weighting: str = "none"
-    hold: str = "float32"
-    lora: Sequence[str | os.PathLike[str]] = ()
-    lora_scale: Sequence[float] = ()
+    latent: str = option("mean", "encode each image as the mean of its latents, or as a sample (default: %(default)s)")
+    latent_weighting: str = option(
+        "none", "pullback counts only the latents' coordinates that the decoder shows (default: none)", metavar="HOW"
+    )
+    hold: str = option("float32", "keep the weights in float32, bfloat16 or float16 (default: %(default)s)")
+    lora: Sequence[str | os.PathLike[str]] = option(
+        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", metavar="FILE"
+    )
+    lora_scale: Sequence[float] = option(
+        (), "how strongly to apply the LoRA, one number for each --lora (default: 1)", metavar="W", type=float
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora", tuple(self.lora))
@@ -61,11 +67,7 @@ class UseOptions:
 
     def given(self) -> dict[str, str | int]:
         """Return the options that were given, by name, as JSON takes them; of several values, all in one text."""
-        return {name: ", ".join(map(str, values)) for name, values in self._given().items()}
-
-    def arguments(self) -> list[str]:
-        """Return the given options as a command line has them."""
-        return [word for name, values in self._given().items() for one in values for word in (f"--{name}", str(one))]
+        return {name: ", ".join(map(str, values)) for name, values in changed(self).items()}
 
     def loras(self) -> tuple["Lora", ...]:
         """Return the LoRAs to merge."""
@@ -74,59 +76,13 @@ class UseOptions:
         scales = self.lora_scale or (1.0,) * len(self.lora)
         return tuple(Lora(file, scale) for file, scale in zip(self.lora, scales, strict=True))
 
-    def _given(self) -> dict[str, tuple[object, ...]]:
-        given = {name: value for name, value in vars(self).items() if value != getattr(NO_USE_OPTIONS, name)}
-        return {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
-
 
 NO_USE_OPTIONS = UseOptions()
 
 
-def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command-line options of `UseOptions` that `convert` takes too."""
-    group = parser.add_argument_group("LoRAs")
-    group.add_argument(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a LoRA to merge into a Stable Diffusion model; may be given more than once",
-    )
-    group.add_argument(
-        "--lora_scale",
-        action="append",
-        default=[],
-        type=float,
-        metavar="W",
-        help="how strongly to apply the LoRA, one number for each --lora (default: 1)",
-    )
-
-
-def add_use_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command-line options of `UseOptions`."""
-    add_lora_arguments(parser)
-    group = parser.add_argument_group("latent models")
-    group.add_argument(
-        "--latent",
-        default=NO_USE_OPTIONS.latent,
-        help="for latent models: encode each image as the mean of its latents, or as a sample (default: %(default)s)",
-    )
-    group.add_argument(
-        "--latent_weighting",
-        default=NO_USE_OPTIONS.latent_weighting,
-        metavar="HOW",
-        help="of latent models: pullback counts only the latents' coordinates that the decoder shows (default: none)",
-    )
-    group.add_argument(
-        "--hold",
-        default=NO_USE_OPTIONS.hold,
-        help="for latent models: keep the weights in float32, bfloat16 or float16 (default: %(default)s)",
-    )
-
-
-def use_options(args: argparse.Namespace) -> UseOptions:
-    """Return the options of a parser with `add_use_arguments`, or with `add_lora_arguments` alone."""
-    return UseOptions(**{name: getattr(args, name) for name in vars(NO_USE_OPTIONS) if hasattr(args, name)})
+def add_use_arguments(parser: argparse.ArgumentParser, only: str = "") -> None:
+    """Add the command-line options of `UseOptions`, or only those whose names begin so."""
+    add_options(parser.add_argument_group("latent models"), UseOptions, only)
 
 
 def fetch(name: str) -> tuple[Path, str]:
