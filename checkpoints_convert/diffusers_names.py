@@ -20,7 +20,7 @@ _POSITION_IDS = "embeddings.position_ids"
 
 def _module_names(spec: DdpmUnetSpec | ConditionalUnetSpec) -> dict[str, str]:
     """Their name for each top-level module of a U-Net."""
-    names = {
+    return {
         "time_dense_0": "time_embedding.linear_1",
         "time_dense_1": "time_embedding.linear_2",
         "label_embedding": "class_embedding",
@@ -30,14 +30,18 @@ def _module_names(spec: DdpmUnetSpec | ConditionalUnetSpec) -> dict[str, str]:
         "middle_block_1": "mid_block.resnets.1",
         "norm_out": "conv_norm_out",
         "conv_out": "conv_out",
+        **_level_names(spec),
     }
-    levels = len(spec.level_channels)
+
+
+def _level_names(spec: DdpmUnetSpec | ConditionalUnetSpec | AutoencoderSpec) -> dict[str, str]:
+    """Their name for each module of a level, those included that only some networks have."""
+    levels, blocks, names = len(spec.level_channels), range(spec.num_res_blocks + 1), dict[str, str]()
     for level in range(levels):
         down, up = f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}"
         names[f"down_{level}_downsample"] = f"{down}.downsamplers.0.conv"
         names[f"up_{level}_upsample"] = f"{up}.upsamplers.0.conv"
         for way, prefix in (("down", down), ("up", up)):
-            blocks = range(spec.num_res_blocks + 1)
             residual = [f"{prefix}.resnets.{block}" for block in blocks]
             names |= block_names(way, level, residual, [f"{prefix}.attentions.{block}" for block in blocks])
     return names
@@ -70,20 +74,13 @@ def conditional_unet_naming(spec: ConditionalUnetSpec) -> Naming:
 
 def autoencoder_naming(spec: AutoencoderSpec, old_attention: bool = False) -> Naming:
     """diffusers' names for an AutoencoderKL; before 0.14 its attention had others."""
-    levels = len(spec.level_channels)
     parts = {
         **_BLOCK,
+        **_level_names(spec),
         **{"conv_in": "conv_in", "norm_out": "conv_norm_out", "conv_out": "conv_out", "middle": "mid_block"},
         **{"block_0": "resnets.0", "block_1": "resnets.1", "attention": "attentions.0", "norm": "group_norm"},
         **(_OLD_ATTENTION if old_attention else _ATTENTION),
     }
-    for level in range(levels):
-        down, up = f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}"
-        parts[f"down_{level}_downsample"] = f"{down}.downsamplers.0.conv"
-        parts[f"up_{level}_upsample"] = f"{up}.upsamplers.0.conv"
-        for block in range(spec.num_res_blocks + 1):
-            parts[f"down_{level}_block_{block}"] = f"{down}.resnets.{block}"
-            parts[f"up_{level}_block_{block}"] = f"{up}.resnets.{block}"
     modules = {name: name for name in ("encoder", "decoder", "quant_conv", "post_quant_conv")}
     return Naming(modules, parts, {**SHORTCUT, "quant_conv": "conv1x1", "post_quant_conv": "conv1x1"})
 

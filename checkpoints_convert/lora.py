@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import safetensors
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.json_file import read_json, unique
@@ -269,13 +270,10 @@ def _adapter_config(file: Path) -> _Config:
 
 def _stored_config(file: Path) -> JsonObject | None:
     """The settings that diffusers keeps in a safetensors file's metadata, as one JSON text."""
-    with file.open("rb") as stream:
-        start = stream.read(9)
-        if start[8:] != b"{":
-            return None
-        stream.seek(8)
-        header = json.loads(stream.read(int.from_bytes(start[:8], "little")), object_pairs_hook=unique)
-    text = header.get("__metadata__", {}).get("lora_adapter_metadata")
+    if not weights_file.is_safetensors(file):
+        return None
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        text = (opened.metadata() or {}).get("lora_adapter_metadata")
     if text is None:
         return None
     try:

@@ -37,11 +37,13 @@ _SAFETENSORS_DTYPES = {
 
 def read(file: Path) -> object:
     """What a PyTorch or safetensors file holds, with NumPy arrays that are views on the file in place of tensors."""
+    return _read_safetensors(file) if is_safetensors(file) else torch_file.load(file)
+
+
+def is_safetensors(file: Path) -> bool:
+    """Whether it is a safetensors file: its header is JSON, after its length in eight bytes. No PyTorch file is so."""
     with file.open("rb") as stream:
-        start = stream.read(9)
-    # The header of a safetensors file is JSON, after its length in eight bytes; no PyTorch file looks so.
-    is_safetensors = file.suffix == ".safetensors" or start[8:] == b"{"
-    return _read_safetensors(file) if is_safetensors else torch_file.load(file)
+        return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
 
 def _read_safetensors(file: Path) -> StateDict:
