@@ -18,7 +18,7 @@ ROOT = pathlib.Path(dime_jax.__file__).parents[1]
 UNIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 HOLD = """
 import pathlib, sys
-from dime_jax import _files
+from dime_jax._util import files as _files
 with _files.locked(pathlib.Path(sys.argv[1]), "run"):
     print(flush=True)
     sys.stdin.read()
