@@ -203,7 +203,7 @@ def assert_refused(arguments, message, capsys):
     [
         (
             ["audit", "--image_size", "8"],
-            "model digits is shipped with dime_jax and not converted: expected no --image_s",
+            "--image_size applies only when a checkpoint is converted; digits is shipped with dime_jax",
         ),
         (["convert", "--source", "missing.pt", "--output", "model"], "no file or folder missing.pt"),
         (["convert", "--source", __file__, "--output", "model"], "not a PyTorch file"),

@@ -43,7 +43,7 @@ def _say(text: str) -> None:
 
 
 def open_model(
-    model: str | os.PathLike[str] | Denoiser,
+    what: str | os.PathLike[str] | Denoiser,
     *,
     cache: str | os.PathLike[str] | None = None,
     remote: RemoteOptions = NO_REMOTE_OPTIONS,
@@ -56,8 +56,8 @@ def open_model(
     one at the same time wait for the first.
 
     Args:
-      model: what a user names; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face Hub, and
-        "https://HOST/v2/models/NAME" stays where it is and is asked there.
+      what: the model, as a user names it; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face
+        Hub, and "https://HOST/v2/models/NAME" stays where it is and is asked there.
       cache: where converted models are kept; the user's own cache directory if None. Runs on several hosts name a
         directory that all of them see.
       remote: how a hosted model is asked.
@@ -71,25 +71,25 @@ def open_model(
       ValueError: in one line, for what is none of these or cannot be converted faithfully, for unknown options, and for
         options that do not apply to the model.
     """
-    what, use = _sorted_options(options)
-    if is_address(model):
-        return _hosted(str(model), what, use, remote, say)
+    how, use = _sorted_options(options)
+    if is_address(what):
+        return _hosted(str(what), how, use, remote, say)
     if remote.arguments():
         raise ValueError(f"expected no {' '.join(remote.arguments()[::2])}: the model is not asked over a network")
-    if isinstance(model, Denoiser):
-        return _needs_no_conversion(OpenedModel(model, "a Python object"), {**what.given(), **use.given()})
+    if isinstance(what, Denoiser):
+        return _needs_no_conversion(OpenedModel(what, "a Python object"), {**how.given(), **use.given()})
     place = user_cache() / "models" if cache is None else Path(cache)
-    if is_hub_name(model):
-        path, commit = conversion.fetch(str(model))
-        name = str(model).partition("@")[0]
-        opened = _converted(path, f"{name} at commit {commit}", place, what, use, say)
+    if is_hub_name(what):
+        path, commit = conversion.fetch(str(what))
+        name = str(what).partition("@")[0]
+        opened = _converted(path, f"{name} at commit {commit}", place, how, use, say)
         return _as_named(opened, name, use)._replace(commit=commit)
-    path = Path(model)
+    path = Path(what)
     if not path.exists() or (path / model_directory.SPEC_FILE).is_file():
         origin = "a model directory" if path.exists() else "shipped with dime_jax"
-        given = what.given() | {name: value for name, value in use.given().items() if name.startswith("lora")}
+        given = how.given() | {name: value for name, value in use.given().items() if name.startswith("lora")}
         return _needs_no_conversion(_opened(model_directory.find_model(path), origin, use, say), given)
-    return _as_named(_converted(path, path.name, place, what, use, say), path.resolve().name, use)
+    return _as_named(_converted(path, path.name, place, how, use, say), path.resolve().name, use)
 
 
 def _sorted_options(options: Mapping[str, Any]) -> tuple[ConversionOptions, UseOptions]:
@@ -98,23 +98,23 @@ def _sorted_options(options: Mapping[str, Any]) -> tuple[ConversionOptions, UseO
     if unknown:
         known = ", ".join([*vars(NO_OPTIONS), *vars(NO_USE_OPTIONS)])
         raise ValueError(f"unknown option {unknown[0]!r}; expected one of {known}")
-    what = {name: value for name, value in options.items() if name in vars(NO_OPTIONS)}
+    how = {name: value for name, value in options.items() if name in vars(NO_OPTIONS)}
     use = {name: value for name, value in options.items() if name in vars(NO_USE_OPTIONS)}
-    return ConversionOptions(**what), UseOptions(**use)
+    return ConversionOptions(**how), UseOptions(**use)
 
 
-def _hosted(url: str, what: ConversionOptions, use: UseOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
+def _hosted(url: str, how: ConversionOptions, use: UseOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
     """A model that stays where it is."""
     from dime_jax.remote import RemoteDenoiser
 
-    facts = {name: getattr(what, name) for name in ("schedule", "prediction", "image_size")}
+    facts = {name: getattr(how, name) for name in ("schedule", "prediction", "image_size")}
     denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
     opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
     if denoiser.contract.latents:
         raise ValueError(
             f"{denoiser.name} takes latents: expected a model of images, which can be asked about pictures"
         )
-    given = {**what.given(), **use.given()}
+    given = {**how.given(), **use.given()}
     return _needs_no_conversion(opened, {name: value for name, value in given.items() if name not in facts})
 
 
@@ -129,10 +129,10 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
     return _load(model_directory.find_model(path), NO_USE_OPTIONS)
 
 
-def _converted(path: Path, name: str, cache: Path, what: ConversionOptions, use: UseOptions, say: Say) -> OpenedModel:
+def _converted(path: Path, name: str, cache: Path, how: ConversionOptions, use: UseOptions, say: Say) -> OpenedModel:
     """The model of a checkpoint, converted now or before."""
     say_memory = _say_memory(use, say)
-    directory, before = conversion.convert_once(path, cache, what, use.loras(), say_memory)
+    directory, before = conversion.convert_once(path, cache, how, use.loras(), say_memory)
     size = describe_size(sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()))
     say(f"the converted model is kept in {directory} ({size})")
     origin = f"converted from {name}{' before' if before else ''}, kept in {directory.name}"
@@ -164,9 +164,9 @@ def _load(directory: Path, use: UseOptions) -> Denoiser:
     model = model_directory.read_model(directory)
     if model.spec.autoencoder is not None:
         return LatentDenoiser(model, use)
-    given = [f"--{name}={value}" for name, value in use.given().items() if not name.startswith("lora")]
+    given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
     if given:
-        raise ValueError(f"expected no {' '.join(given)}: {model.name} is no latent model")
+        raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
     return Denoiser(
         models.denoise(model.spec),
         model.variables,
@@ -180,6 +180,9 @@ def _load(directory: Path, use: UseOptions) -> Denoiser:
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
     if given:
-        options = " ".join(f"--{name}={value}" for name, value in given.items())
-        raise ValueError(f"model {opened.denoiser.name} is {opened.origin} and not converted: expected no {options}")
+        options = " and ".join(f"--{name}" for name in given)
+        verb = "applies" if len(given) == 1 else "apply"
+        raise ValueError(
+            f"{options} {verb} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}"
+        )
     return opened
