@@ -6,10 +6,10 @@ STATE/1000/        the state after 1000 updates, as orbax's Checkpointer lays it
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 
+from dime_jax._util.typing import PyTree
 from dime_jax.loading.model_directory import one_line
 
 
@@ -51,7 +51,7 @@ class TrainingCheckpoints:
         latest = self._checkpointer.latest
         return None if latest is None else latest.step
 
-    def save(self, step: int, state: Any, inputs: Any) -> None:
+    def save(self, step: int, state: PyTree, inputs: PyTree) -> None:
         """Write the state and the JSON-able position of the input pipeline; returns when they are on disk."""
         needed, free = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), shutil.disk_usage(self._directory).free
         if free < needed:
@@ -59,7 +59,7 @@ class TrainingCheckpoints:
         with one_line(self._directory / str(step), "written"):
             self._checkpointer.save(step, state, custom_metadata={"inputs": inputs}, force=True)
 
-    def restore(self, like: Any) -> tuple[Any, Any]:
+    def restore(self, like: PyTree) -> tuple[PyTree, PyTree]:
         """The latest state and input position; `like` has the shapes, dtypes and shardings to restore to."""
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
         with one_line(self._directory / str(self.latest_step), "read"):
