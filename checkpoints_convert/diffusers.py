@@ -15,11 +15,11 @@ from checkpoints_convert import diffusers_names as names
 from checkpoints_convert import part_files
 from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, Part, Size, make_spec
 from checkpoints_convert.config_keys import ConfigKeys, check_class, refuse_code
-from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.unsupported import is_part, refuse_other_pipelines, refuse_parts_of_latent_models
 from checkpoints_convert.weights_file import ChosenWeights, about
+from dime_jax._util.files import read_json
 from dime_jax._util.typing import JsonObject
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, DenoiserSpec, NetworkSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_IMAGE_SIZE, check_integer
@@ -162,9 +162,8 @@ def _part(name: str, spec: NetworkSpec, folder: Path, files: tuple[str, ...]) ->
 
 
 def _read_config(folder: Path, parse: Callable[[JsonObject], T]) -> T:
-    config = read_json(folder / "config.json")
     with about(folder / "config.json"):
-        return parse(config)
+        return parse(read_json(folder / "config.json"))
 
 
 def _check_index(index: JsonObject, network: _Network) -> None:

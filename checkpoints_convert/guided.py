@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
 from checkpoints_convert.config_keys import ConfigKeys, read_keys
-from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
+from dime_jax._util.files import read_json
 from dime_jax._util.typing import JsonObject
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number

@@ -27,11 +27,10 @@ import numpy as np
 import safetensors
 
 from checkpoints_convert import weights_file
-from checkpoints_convert.json_file import read_json, unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
-from dime_jax._util.files import file_digests
+from dime_jax._util.files import file_digests, read_json, unique
 from dime_jax._util.typing import JsonObject
 from dime_jax.models.checks import check_number
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints_convert import weights_file
-from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
-from dime_jax._util.files import printable
+from dime_jax._util.files import printable, read_json
 
 MAX_SHARDS = 1000
 

@@ -16,10 +16,9 @@ import numpy as np
 import safetensors
 
 from checkpoints_convert import torch_file
-from checkpoints_convert.json_file import unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
-from dime_jax._util.files import printable
+from dime_jax._util.files import printable, unique
 
 # Parts of names that only say what a network was wrapped in, if all names begin with one.
 _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "unet", "diffusion_model", "online_model")
@@ -78,7 +77,8 @@ def about(file: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(printable(f"{file}: {error}")) from None
+        named = str(error).startswith((f"{file}", f"no file {file}"))
+        raise CheckpointError(printable(str(error) if named else f"{file}: {error}")) from None
 
 
 class WeightSet(NamedTuple):
