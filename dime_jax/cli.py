@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import shtab
 
 import dime_jax
-from checkpoints_convert.options import add_conversion_arguments, conversion_options
 from dime_jax._util.compilation_cache import use as use_compilation_cache
-from dime_jax._util.flags import Parser
+from dime_jax._util.flags import Parser, read_options
+from dime_jax.loading.conversion import ConversionOptions, UseOptions, add_conversion_arguments, add_use_arguments
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, scoring
+    from dime_jax._util.distributed import shared_cache
     from dime_jax.auditing.config import PROFILES
     from dime_jax.auditing.images import with_captions
     from dime_jax.core.denoiser import TEXT_CONDITIONS
@@ -112,7 +113,7 @@ def _score(args: argparse.Namespace) -> int:
     # Refuses what no model can be asked, before one is opened.
     planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=TEXT_CONDITIONS)
     options = _options(args)
-    denoiser = _open_model(args, args.run)
+    denoiser = _open_model(args, shared_cache(args.run))
     offered = ("own",) if args.captions == "none" else denoiser.conditions
     jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
     for line in planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered):
@@ -171,9 +172,16 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from checkpoints_convert.convert import convert, describe
+    from dime_jax.loading.conversion import convert
+    from dime_jax.loading.model_directory import describe
 
-    print(describe(convert(args.source, args.output, conversion_options(args))))
+    print(
+        describe(
+            convert(
+                args.source, args.output, read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
+            )
+        )
+    )
     return DONE
 
 
@@ -182,13 +190,15 @@ def _check_model(args: argparse.Namespace) -> int:
     import numpy as np
 
     from dime_jax import data
+    from dime_jax._util.distributed import shared_cache
     from dime_jax.guards.samples import check_model
 
-    denoiser = _open_model(args, args.output)
+    denoiser = _open_model(args, shared_cache(args.output))
     source = data.open_source(args.images)
     transform = data.transform_for(source, denoiser.image_shape)
     batch = next(data.batches(source, min(args.count, len(source)), transform))
-    condition = jax.tree.map(lambda rows: rows[batch.mask], denoiser.conditions_for(batch)["own"])
+    own = denoiser.conditions_for(batch.labels, batch.captions)["own"]
+    condition = jax.tree.map(lambda rows: rows[batch.mask], own)
     found = check_model(denoiser, batch.images[batch.mask], args.output, condition=condition)
     for t, error in zip(found.timesteps, np.asarray(found.errors)):
         print(f"t = {t:4d}   noise-prediction error {error:.4f}")
@@ -245,10 +255,11 @@ def _console() -> "rich.console.Console":
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
-def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
+def _open_model(args: argparse.Namespace, cache: pathlib.Path | None) -> "Denoiser":
     from dime_jax.loading.opening import open_model
 
-    model = open_model(args.model, cache, conversion_options(args), remote=remote_options(args))
+    options = vars(read_options(args, ConversionOptions)) | vars(read_options(args, UseOptions))
+    model = open_model(args.model, cache=cache, remote=remote_options(args), **options)
     print(model.describe(), file=sys.stderr)
     return model.denoiser
 
@@ -267,7 +278,11 @@ def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
     named = [field.name for field in dataclasses.fields(AuditConfig) if hasattr(args, field.name)]
     settings = {name: getattr(args, name) for name in named} | others
     return AuditConfig(
-        **settings, options=_options(args), conversion=conversion_options(args), remote=remote_options(args)
+        **settings,
+        options=_options(args),
+        conversion=read_options(args, ConversionOptions),
+        use=read_options(args, UseOptions),
+        remote=remote_options(args),
     )
 
 
@@ -354,6 +369,7 @@ def _add_audit(commands: _Commands) -> None:
     )
     audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")
     add_conversion_arguments(audit)
+    add_use_arguments(audit)
     add_remote_arguments(audit)
     _add_evidence_arguments(audit)
     _add_output_arguments(audit)
@@ -375,6 +391,7 @@ def _add_compare(commands: _Commands) -> None:
     compare.add_argument("--members", help="images both models were trained on, to calibrate with")
     compare.add_argument("--heldout", help="images like them that neither model saw")
     add_conversion_arguments(compare)
+    add_use_arguments(compare)
     add_remote_arguments(compare)
     _add_evidence_arguments(compare)
     _add_output_arguments(compare)
@@ -403,6 +420,7 @@ def _add_stages(commands: _Commands) -> None:
     score.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
     score.add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
     add_conversion_arguments(score)
+    add_use_arguments(score)
     add_remote_arguments(score)
     _add_grid_arguments(score)
     _add_query_arguments(score)
@@ -456,6 +474,7 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument("--output", required=True, help="the model directory to write; must not exist yet")
     add_conversion_arguments(convert)
+    add_use_arguments(convert, only="lora")
 
 
 def _add_models(commands: _Commands) -> None:
@@ -475,6 +494,7 @@ def _add_models(commands: _Commands) -> None:
     check.add_argument("--output", type=pathlib.Path, required=True, help="where check.json and samples.png go")
     check.add_argument("--count", type=int, default=16, help="how many images to use (default: 16)")
     add_conversion_arguments(check)
+    add_use_arguments(check)
     add_remote_arguments(check)
 
 
@@ -504,10 +524,11 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--cache",
         type=pathlib.Path,
-        default="out/served",
-        help="where a checkpoint is converted to (default: %(default)s)",
+        metavar="DIR",
+        help="where converted checkpoints are kept (default: your cache directory)",
     )
     add_conversion_arguments(serve)
+    add_use_arguments(serve)
 
 
 def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:

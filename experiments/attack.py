@@ -17,7 +17,6 @@ import numpy as np
 import rich.console
 from ml_collections.config_dict import ConfigDict
 
-from checkpoints_convert.options import ConversionOptions
 from dime_jax import data, scoring, training
 from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process, together
@@ -30,7 +29,7 @@ from dime_jax.core.schedule import linear_schedule
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
 from dime_jax.guards import model_check
-from dime_jax.loading import checkpoints, opening
+from dime_jax.loading import model_directory, opening
 from dime_jax.protocol import pipeline
 from dime_jax.report import tables
 from dime_jax.scoring import planning
@@ -57,7 +56,7 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
         transform = data.transform_for(study.source, tuple(attack.image_shape))
         members = np.stack([transform(study.source[i].image) for i in study.split.member])
         return IdealDenoiser(members, linear_schedule())
-    options = ConversionOptions()
+    options: JsonObject = {}
     if attack.model == "converted":
         model, options = checkpoint(config, workdir)
     elif attack.model == "trained":
@@ -66,8 +65,8 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     else:
         model = attack.model
     if jax.process_count() > 1:  # one of them converts what has to be converted
-        on_first_process(lambda: opening.open_model(model, workdir, options))
-    return together(lambda: opening.open_model(model, workdir, options)).denoiser
+        on_first_process(lambda: opening.open_model(model, cache=workdir, **options))
+    return together(lambda: opening.open_model(model, cache=workdir, **options)).denoiser
 
 
 def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None:
@@ -80,7 +79,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
     """
     if not model.exists():
         raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
-    metadata, recipe = checkpoints.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
+    metadata, recipe = model_directory.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
     images = {
         "count": len(study.split.member),
         "fingerprint": data.fingerprint(study.source, study.split.member),
@@ -90,16 +89,16 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
             raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
 
 
-def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, ConversionOptions]:
+def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, JsonObject]:
     """The config's checkpoint, or the generated one, and its model flags if it has any."""
     if config.data.generate:
         directory = generated_directory(workdir)
         file, flags = directory / generated.CHECKPOINT, directory / generated.MODEL_FLAGS
-        return file, ConversionOptions(model_flags=flags if flags.is_file() else None)
+        return file, {"model_flags": flags if flags.is_file() else None}
     attack = config.attack
     if not attack.checkpoint:
         raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
-    return pathlib.Path(attack.checkpoint), ConversionOptions(model_flags=attack.model_flags or None)
+    return pathlib.Path(attack.checkpoint), {"model_flags": attack.model_flags or None}
 
 
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:

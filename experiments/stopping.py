@@ -69,7 +69,7 @@ def enough(found: list[float]) -> int | None:
 def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     """Calibrate as the default audit of the model would."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
-    denoiser = open_model(model, output, config.conversion).denoiser
+    denoiser = open_model(model, cache=output, **config.model_options).denoiser
     images = open_images(config, denoiser)
     decision: Decision = decide(config, denoiser, images)
     assert decision.halves is not None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dime_jax._util.distributed import shared_cache
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
@@ -112,8 +113,9 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
         raise ValueError("expected both models on one server where a token is named: it is sent to no other")
     options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
+    cache = shared_cache(config.directory)
     return [
-        open_model(model, config.directory, config.conversion, lambda text: say(config, text), remote)
+        open_model(model, cache=cache, remote=remote, say=lambda text: say(config, text), **config.model_options)
         for model, remote in zip(named, options)
     ]
 

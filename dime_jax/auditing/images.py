@@ -27,7 +27,7 @@ from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Sketch, compare_sketches, sketch
 from dime_jax.data.groups import ALONE, connect
 from dime_jax.data.sources import why_no_captions
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory
 from dime_jax.protocol.facts import CandidateCopy, DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.remote.options import SERVED
 
@@ -157,7 +157,7 @@ def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fing
     own = None if isinstance(model, Denoiser) else pathlib.Path(model) / "split.npz"
     if own is not None and own.is_file():
         return data.read_split(own, source)
-    if fingerprint.removeprefix(SERVED) != checkpoints.read_spec_file(shipped)["fingerprint"]:
+    if fingerprint.removeprefix(SERVED) != model_directory.read_spec_file(shipped)["fingerprint"]:
         raise ValueError("expected --heldout, and --members if known: no split.npz beside the model says who is one")
     return data.read_split(shipped / "split.npz", source)
 

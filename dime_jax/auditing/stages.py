@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from dime_jax import scoring
+from dime_jax._util.distributed import shared_cache
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -56,7 +57,10 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text), config.remote)
+    cache = shared_cache(config.directory)
+    model = open_model(
+        config.model, cache=cache, remote=config.remote, say=lambda text: say(config, text), **config.model_options
+    )
     images = open_images(config, model.denoiser)
     say(config, _introduction(model, images))
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:

@@ -107,8 +107,7 @@ def _choose(
         raise ValueError("expected held-out images to check the model with, none can be read")
     ids, labels = [source.ids[index] for index in chosen], None if source.labels is None else source.labels[chosen]
     captions = None if source.captions is None else [source.captions[index] for index in chosen]
-    batch = data.Batch(np.stack(pixels), labels, ids, np.array(chosen), np.ones(len(chosen), bool), captions)
-    return _Images(batch.index, batch.images, denoiser.conditions_for(batch)[OWN], ids)
+    return _Images(np.array(chosen), np.stack(pixels), denoiser.conditions_for(labels, captions)[OWN], ids)
 
 
 def _check(

@@ -6,12 +6,12 @@ the threshold τ. The test half is only scored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from dime_jax._util import validate
-from dime_jax._util.records import parse
+from dime_jax._util.records import Null, parse
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
@@ -41,7 +41,7 @@ class Calibration(NamedTuple):
     weights: tuple[float, ...]
     parameters: dict[str, float]
     stats: TermStats | None
-    tau: float
+    tau: Annotated[float, Null(-np.inf)]
     auc: float
     queries: int
 
@@ -77,8 +77,7 @@ class Calibration(NamedTuple):
     @classmethod
     def from_json(cls, contents: JsonObject, where: str) -> "Calibration":
         """Read an entry of calibration.json, in which a τ of -inf is null; `where` it is, for errors."""
-        found = parse(cls, contents, where)
-        return found._replace(tau=-np.inf) if np.isnan(found.tau) else found
+        return parse(cls, contents, where)
 
 
 class Outcome(NamedTuple):
