@@ -81,7 +81,7 @@ class TestRecordsOfOtherVersions:
         ("changes", "message"),
         [
             ({"schema_version": 2}, r"audit\.json: schema_version must be 1, got 2"),
-            ({"images": {"members": "many"}}, r"audit\.json\.images\.members to be a number, got 'many'"),
+            ({"grid_size": "many"}, r"audit\.json\.grid_size to be a number, got 'many'"),
             ({"images": {"members": 1, "heldout": 1, "candidates": 1}}, r"audit\.json\.images to have 'unusable'"),
         ],
     )
