@@ -98,8 +98,8 @@ def _compare(args: argparse.Namespace) -> int:
 def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, scoring
     from dime_jax.auditing.config import PROFILES
-    from dime_jax.auditing.images import with_captions
     from dime_jax.core.denoiser import TEXT_CONDITIONS
+    from dime_jax.data.roles import with_captions
     from dime_jax.guards import identity, model_check
     from dime_jax.protocol import pipeline
     from dime_jax.scoring import planning
@@ -123,7 +123,7 @@ def _score(args: argparse.Namespace) -> int:
     else:
         members, heldout = data.open_source(args.members), data.open_source(args.heldout)
         source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    source = with_captions(source, args.captions, denoiser)
+    source = with_captions(source, args.captions, denoiser.name, denoiser.takes_text)
     halves = data.halves(
         split,
         source.ids,

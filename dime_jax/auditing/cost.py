@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from dime_jax._util.progress import duration
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.images import AuditImages
 from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.scoring import planning, query_ledger
 
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 def expected(
-    config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
+    config: AuditConfig, images: CheckedImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
 ) -> Cost:
     """What an audit of these images will take."""
     jobs, candidates = config.jobs(conditions), len(images.candidates)
@@ -80,7 +80,7 @@ def _at_most(count: int, most: int | None) -> int:
 
 
 def announced(
-    config: AuditConfig, images: AuditImages, denoiser: Denoiser, say: Callable[[AuditConfig, str], None]
+    config: AuditConfig, images: CheckedImages, denoiser: Denoiser, say: Callable[[AuditConfig, str], None]
 ) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
@@ -100,7 +100,7 @@ def announced(
 
 def announcement(
     config: AuditConfig,
-    images: AuditImages,
+    images: CheckedImages,
     schedule: NoiseSchedule,
     seconds: float,
     conditions: Collection[str] = (OWN,),

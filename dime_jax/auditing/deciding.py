@@ -8,8 +8,8 @@ import numpy as np
 from dime_jax import data
 from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.images import AuditImages
 from dime_jax.core.denoiser import Denoiser
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.calibration import Calibration
@@ -47,7 +47,7 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> Decision:
+def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> Decision:
     """With known members, calibrate on one half of them and of the held-out images; else DIME with theory weights."""
     if not len(images.split.member):
         setting = config.theory_setting()
@@ -55,10 +55,10 @@ def decide(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> Deci
         decider = pipeline.theory_weights(denoiser.schedule, setting)
         return Decision(decider, why, images.split.heldout, None, setting)
     choice, halves = _calibrate(config, denoiser, images)
-    return Decision(*choice, images.reference(halves.calibration), halves, None)
+    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None)
 
 
-def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> tuple[Choice, data.Halves]:
+def _calibrate(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> tuple[Choice, data.Halves]:
     """Score one half with the grid, freeze every attack, and choose the one that decides."""
     sizes = config.sizes()
     halves = data.halves(

@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from dime_jax import data, evidence
-from dime_jax.auditing.images import AuditImages
 from dime_jax.data import Halves, Split
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.arrays import BlindScores, KnownStatistics, PictureStatistics, Thumbnails
 from dime_jax.protocol.record import Sides
@@ -29,7 +29,7 @@ class Blind(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def make_thumbnails(images: AuditImages, image_shape: tuple[int, ...], split: Split, scores: Sides) -> Thumbnails:
+def make_thumbnails(images: CheckedImages, image_shape: tuple[int, ...], split: Split, scores: Sides) -> Thumbnails:
     """Small pictures, as the model sees them, of the candidates and of the images with extreme scores."""
     rows = (
         _extremes(split.member, scores.member),
@@ -59,7 +59,7 @@ def _thumbnail(source: data.Source, index: int, transform: data.Transform) -> np
     return np.asarray(picture.convert("RGB"))
 
 
-def fit_blind_baseline(images: AuditImages, image_shape: tuple[int, ...], split: Split, seed: int) -> Blind:
+def fit_blind_baseline(images: CheckedImages, image_shape: tuple[int, ...], split: Split, seed: int) -> Blind:
     """The blind baseline on the test half, or a part of it, and its scores for the paired comparison."""
     return fit_blind(images.source, images.groups, data.transform_for(images.source, image_shape), split, seed)
 
@@ -88,7 +88,7 @@ def fit_blind(source: data.Source, groups: np.ndarray, transform: data.Transform
     return Blind(blind.auc, BlindScores(sides[0], sides[1], blind.scores_member, blind.scores_heldout))
 
 
-def fit_caption_baseline(images: AuditImages, split: Split, seed: int) -> Blind:
+def fit_caption_baseline(images: CheckedImages, split: Split, seed: int) -> Blind:
     """The blind baseline on the captions of the test half, or a part of it, that the model was asked with."""
     captions, rng = data.require_captions(images.source), np.random.default_rng(seed)
     members, heldout = (np.sort(rng.permutation(side)[:_CAPTIONS]) for side in (split.member, split.heldout))
@@ -103,7 +103,7 @@ def fit_caption_baseline(images: AuditImages, split: Split, seed: int) -> Blind:
 
 
 def picture_statistics(
-    images: AuditImages, image_shape: tuple[int, ...], heldout: np.ndarray, seed: int
+    images: CheckedImages, image_shape: tuple[int, ...], heldout: np.ndarray, seed: int
 ) -> PictureStatistics:
     """Statistics of the candidates' pictures, and of held-out ones to compare them with."""
     transform = data.transform_for(images.source, image_shape)
@@ -115,7 +115,7 @@ def picture_statistics(
 
 
 def known_statistics(
-    images: AuditImages, image_shape: tuple[int, ...], heldout: np.ndarray, halves: Halves
+    images: CheckedImages, image_shape: tuple[int, ...], heldout: np.ndarray, halves: Halves
 ) -> KnownStatistics:
     """Statistics of the known images that adjusted p-values, and their power, are made from."""
     transform = data.transform_for(images.source, image_shape)

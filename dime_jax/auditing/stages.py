@@ -20,10 +20,11 @@ from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
-from dime_jax.auditing.images import AuditImages, open_images
+from dime_jax.auditing.images import open_images
 from dime_jax.auditing.pictures import Blind
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Split
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
@@ -77,7 +78,7 @@ def audit(config: AuditConfig) -> AuditResult:
     return _report(_write_record(config, model, images, decision))
 
 
-def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, decision: Decision) -> Record:
+def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> Record:
     """Write down all that the report is made from, once all queries are made."""
     shape, halves = model.denoiser.image_shape, decision.halves
     reference = read_reference(config.directory, decision.label, decision.heldout, halves is not None)
@@ -137,7 +138,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
     return json_files.write_record(config.directory, facts, arrays)
 
 
-def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> AuditConfig:
+def check_model(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> AuditConfig:
     """Check that the model is a denoiser, before thousands of queries; say so at once if it is none.
 
     Returns:
@@ -153,7 +154,7 @@ def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) ->
 
 
 def score_candidates(
-    config: AuditConfig, denoiser: Denoiser, images: AuditImages, decision: Decision, directory: pathlib.Path
+    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision, directory: pathlib.Path
 ) -> None:
     """Ask about the candidates, and about the held-out images to compare them with, by the attack that decides."""
     scoring.score(
@@ -168,7 +169,7 @@ def score_candidates(
     )
 
 
-def _score_variations(config: AuditConfig, denoiser: Denoiser, images: AuditImages, decision: Decision) -> None:
+def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision) -> None:
     """Ask about variations of the held-out images and of the candidates alike."""
     source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
     places = np.arange(len(source))
@@ -232,7 +233,7 @@ def environment() -> Environment:
     )
 
 
-def _introduction(model: OpenedModel, images: AuditImages) -> str:
+def _introduction(model: OpenedModel, images: CheckedImages) -> str:
     split = images.split
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))

@@ -4,13 +4,13 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.data.role_checks import RoleCounts
 from dime_jax.evidence import metrics
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding, ComparisonRow, CrowdingEffect
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
-from dime_jax.protocol.facts import RoleCounts
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
 from dime_jax.protocol.record import Record, Sides
 from dime_jax.scoring import score_table
