@@ -18,13 +18,13 @@ from absl import app, flags
 
 from dime_jax import data
 from dime_jax._util import files, records
-from dime_jax.auditing import pictures
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import json_files, wording
 from dime_jax.findings.known_images import beside
 from dime_jax.findings.results import StudyFindings
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import BlindScores
+from dime_jax.protocol.blind import fit_blind
 from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import score_table
 
@@ -67,7 +67,7 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
     everyone = data.Split(*(np.concatenate([getattr(half, side) for half in halves]) for side in ("member", "heldout")))
     groups = data.merge_groups(duplicates.groups, source.identities)
     assert groups is not None
-    blind = pictures.fit_blind(source, groups, transform, halves.test, seed)
+    blind = fit_blind(source, groups, transform, halves.test, seed)
     scores = blind.scores or BlindScores(*(np.zeros(0, kind) for kind in (int, int, float, float)))
     found = data.report_duplicates(duplicates, everyone, halves)
     return ImagesAlone(

@@ -59,7 +59,7 @@ def expected(
     calibrated = [_at_most(half, sizes.calibration_size) for half in halves]
     tested = [_at_most(half, sizes.test_size) for half in halves]
     heldout = len(images.split.heldout) if sizes.every_heldout else 2 * max(tested[1], calibrated[1])
-    reference = _at_most(heldout, len(images.split.heldout)) - calibrated[1]
+    compared = _at_most(heldout, len(images.split.heldout)) - calibrated[1]
     dearest: dict[tuple[str, float | None], int] = {}
     for job in jobs:
         row = job.attack.name, job.setting.get("q")
@@ -68,9 +68,9 @@ def expected(
     return Cost(
         whole // 2 if config.thrifty else whole,
         sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
-        max(deciding) * each * (reference + candidates) if candidates else 0,
+        max(deciding) * each * (compared + candidates) if candidates else 0,
         len(jobs),
-        reference,
+        compared,
         max(deciding),
     )
 

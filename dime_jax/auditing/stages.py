@@ -14,14 +14,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dime_jax import scoring
+from dime_jax import data, scoring
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
-from dime_jax.auditing.pictures import Blind
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Split
 from dime_jax.data.role_checks import CheckedImages
@@ -32,8 +31,9 @@ from dime_jax.guards import identity, model_check
 from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
-from dime_jax.protocol.record import Record, candidates_directory, read_reference, variations_directory
+from dime_jax.protocol.record import Record, candidates_directory, read_known, variations_directory
 from dime_jax.report import html
 
 
@@ -81,8 +81,8 @@ def audit(config: AuditConfig) -> AuditResult:
 def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> Record:
     """Write down all that the report is made from, once all queries are made."""
     shape, halves = model.denoiser.image_shape, decision.halves
-    reference = read_reference(config.directory, decision.label, decision.heldout, halves is not None)
-    thumbnails = pictures.make_thumbnails(images, shape, reference.split, reference.scores(decision.decider))
+    known = read_known(config.directory, decision.label, decision.heldout, halves is not None)
+    thumbnails = pictures.make_thumbnails(images, shape, known.split, known.scores(decision.decider))
     statistics = known_statistics = None
     if len(images.candidates):
         statistics = pictures.picture_statistics(images, shape, decision.heldout, config.seed)
@@ -90,9 +90,11 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         known_statistics = pictures.known_statistics(images, shape, decision.heldout, halves)
     blind = captions = Blind(None, None)
     if halves is not None:
-        blind = pictures.fit_blind_baseline(images, shape, reference.split, config.seed)
+        blind = fit_blind(
+            images.source, images.groups, data.transform_for(images.source, shape), known.split, config.seed
+        )
     if halves is not None and asked_captions(config, model.denoiser) == "own":
-        captions = pictures.fit_caption_baseline(images, reference.split, config.seed)
+        captions = fit_caption_baseline(images.source, images.groups, known.split, config.seed)
     unusable = images.count_unusable()
     facts = AuditFacts(
         settings=config.settings(),

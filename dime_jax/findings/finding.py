@@ -89,7 +89,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
 
 def _without_members(record: Record) -> Evaluation:
     """The part of the results that needs no known members."""
-    identity = record.reference.table.manifest["identity"]
+    identity = record.known.table.manifest["identity"]
     check = model_check.read_check(record.directory, identity["model"])
     return Evaluation(
         results=(),
@@ -115,7 +115,7 @@ def _decided_by(record: Record) -> AuditDecidedBy:
 
 
 def _epsilon(record: Record) -> EpsilonBound:
-    scores, split, settings = record.scores(record.decider), record.reference.split, record.facts.settings
+    scores, split, settings = record.scores(record.decider), record.known.split, record.facts.settings
     member, heldout = (
         record.arrays.groups[side[np.isfinite(of)]] for side, of in zip((split.member, split.heldout), scores)
     )

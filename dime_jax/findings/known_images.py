@@ -71,7 +71,7 @@ def find_caption_baseline(record: Record) -> BlindFinding | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
-    return beside(record.reference.table, record.decider, arrays, auc)
+    return beside(record.known.table, record.decider, arrays, auc)
 
 
 def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate) -> BlindFinding:

@@ -50,7 +50,7 @@ def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
     return Varied(columns[np.arange(len(scores)), which], which)
 
 
-class Reference(NamedTuple):
+class Known(NamedTuple):
     """The known images that were not used to choose any setting, and their score table."""
 
     table: ScoreTable
@@ -63,12 +63,12 @@ class Reference(NamedTuple):
         )
 
 
-def read_reference(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Reference:
+def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Known:
     """The test half; without known members the held-out images that candidates are compared with."""
     if members_known:
-        return Reference(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
+        return Known(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
     table = score_table.read_table(candidates_directory(directory, decided_by))
-    return Reference(table, Split(np.zeros(0, np.int64), heldout))
+    return Known(table, Split(np.zeros(0, np.int64), heldout))
 
 
 def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
@@ -115,19 +115,19 @@ class Record:
         return score_table.read_table(candidates_directory(self.directory, self.facts.decided_by))
 
     @functools.cached_property
-    def reference(self) -> Reference:
+    def known(self) -> Known:
         """The known images that were not used to choose any setting."""
-        return read_reference(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
+        return read_known(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
 
     @property
     def split(self) -> Split:
-        """Members and held-out images of the reference."""
-        return self.reference.split
+        """Known members and held-out images that were not used to choose any setting."""
+        return self.known.split
 
     @functools.cached_property
     def calibrations(self) -> list[Calibration]:
         """Every frozen attack."""
-        return frozen_attacks(self.directory, self.facts.theory_setting, self.reference.table.schedule)
+        return frozen_attacks(self.directory, self.facts.theory_setting, self.known.table.schedule)
 
     @functools.cached_property
     def decider(self) -> Calibration:
@@ -135,13 +135,13 @@ class Record:
         return by_label(self.calibrations, self.facts.decided_by)
 
     def scores(self, frozen: Calibration) -> Sides:
-        """Scores of the reference images."""
-        return self.reference.scores(frozen)
+        """Scores of these known images."""
+        return self.known.scores(frozen)
 
     def calibration_scores(self) -> Sides:
         """Scores of the known images that chose the settings, by the attack that decides."""
         table = score_table.read_table(self.directory / "calibration")
-        return Reference(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
+        return Known(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
 
     @functools.cached_property
     def variations(self) -> ScoreTable | None:

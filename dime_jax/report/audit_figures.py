@@ -234,7 +234,7 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
         return None
     frozen = max(runs, key=lambda one: one.queries)
     assert frozen.stats is not None
-    table = record.reference.table
+    table = record.known.table
     terms = table.terms(pipeline.frozen_job(frozen))
     level, trace = frozen.stats.standardize(terms)
     figure, axes = _new()

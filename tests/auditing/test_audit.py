@@ -155,8 +155,8 @@ def test_what_crowding_adds_is_dime_minus_its_own_level(result, directory):
     (effect,) = result.results["crowding"]
     record = json_files.read_record(directory)
     by_label = {one.label: one for one in record.calibrations}
-    dime, terms = by_label[effect["dime"]], record.reference.table.terms(pipeline.frozen_job(by_label["dime@2"]))
-    sides = [np.isin(record.reference.table.index, side) for side in (record.split.member, record.split.heldout)]
+    dime, terms = by_label[effect["dime"]], record.known.table.terms(pipeline.frozen_job(by_label["dime@2"]))
+    sides = [np.isin(record.known.table.index, side) for side in (record.split.member, record.split.heldout)]
     level = metrics.auc(*(terms[0, side] for side in sides))
     ours = metrics.auc(*(dime.score(terms[:, side]) for side in sides))
     assert effect["same_setting"]["value"] == pytest.approx(ours - level, abs=1e-12)

@@ -123,7 +123,7 @@ def naive(result, record):
         for name, table, those in (
             ("reference", asked, reference),
             ("candidates", asked, candidates),
-            ("members", record.reference.table, halves.test.member),
+            ("members", record.known.table, halves.test.member),
         )
     }
 
