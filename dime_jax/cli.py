@@ -99,10 +99,10 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax import data, scoring
     from dime_jax.auditing.config import PROFILES
     from dime_jax.core.denoiser import TEXT_CONDITIONS
-    from dime_jax.data.roles import with_captions
-    from dime_jax.guards import identity, model_check
+    from dime_jax.data.role_checks import check_roles
+    from dime_jax.data.roles import Named, Roles, open_roles, with_captions
     from dime_jax.protocol import pipeline
-    from dime_jax.scoring import planning
+    from dime_jax.scoring import planning, score_table
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
@@ -115,33 +115,44 @@ def _score(args: argparse.Namespace) -> int:
     denoiser = _open_model(args, args.run)
     offered = ("own",) if args.captions == "none" else denoiser.conditions
     jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
-    for line in planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered):
-        print(f"warning: {line}", file=sys.stderr)
-    if args.split:
-        source = data.open_source(args.images)
-        split = data.read_split(args.split, source)
-    else:
-        members, heldout = data.open_source(args.members), data.open_source(args.heldout)
-        source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    source = with_captions(source, args.captions, denoiser.name, denoiser.takes_text)
+    warnings = planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
+    roles = open_roles(Named(args.members, args.heldout, args.images, args.split), denoiser.image_shape)
+    source = with_captions(roles.source, args.captions, denoiser.name, denoiser.takes_text)
     halves = data.halves(
-        split,
+        roles.split,
         source.ids,
         seed=args.seed,
         groups=source.identities,
         calibration_size=sizes.calibration_size,
         test_size=sizes.test_size,
     )
+    groups = None
+    if not pipeline.is_begun(args.run):
+        used = Roles(source, halves.together(), roles.candidates)
+        named = [role for role in used.by_name() if getattr(args, role, None)]
+        images = check_roles(used, denoiser.image_shape, args.run, named=named, as_given=True)
+        warnings, groups = [*warnings, *images.warnings], images.groups
+    for line in warnings:
+        print(f"warning: {line}", file=sys.stderr)
     if args.tune:
         options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    run = pipeline.begin(args.run, jobs, halves, args.seed, thrifty=args.thrifty)
-    check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
-    if not check.passed:
-        print(f"warning: {check.summary}", file=sys.stderr)
-    options = identity.guarded(run, denoiser, options)
-    table = pipeline.score_half(run, args.half, denoiser, source, options=options)
+    pipeline.run(
+        args.run,
+        denoiser,
+        source,
+        halves,
+        jobs,
+        heldout=roles.split.heldout,
+        groups=groups,
+        seed=args.seed,
+        options=options,
+        thrifty=args.thrifty,
+        stages=[args.half],
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
-    saved = pipeline.read_thrift(run) if args.half == "calibration" else None
+    saved = pipeline.read_thrift(args.run) if args.half == "calibration" else None
     if saved is not None:
         print(saved.describe())
     return DONE

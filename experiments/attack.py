@@ -29,7 +29,6 @@ from dime_jax.core.ideal import IdealDenoiser
 from dime_jax.core.schedule import linear_schedule
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
-from dime_jax.guards import model_check
 from dime_jax.loading import checkpoints, opening
 from dime_jax.protocol import pipeline
 from dime_jax.report import tables
@@ -159,24 +158,38 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves = halves_of(config, study)
-
+    halves, looked = halves_of(config, study), list[images_alone.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 
-    def begin() -> None:
-        pipeline.begin(directory, jobs, halves, seed, thrifty=attack.thrifty)
-        record = {"file": config_file, "config": without_places(config)}
-        files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+    def look() -> None:
+        if not pipeline.is_begun(directory):
+            looked.append(images_alone.look(study.source, halves, transform, config.seed))
 
-    # `pipeline.run`, with the stages that write a file for all left to one process.
-    on_first_process(begin)
-    # Only recorded: the networks of :smoke are random.
-    model_check.check_once(
-        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=seed, options=options
+    def record() -> None:
+        for found in looked:
+            images_alone.write(directory, found.alone)
+        made_from = {"file": config_file, "config": without_places(config)}
+        files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
+
+    on_first_process(look)
+    groups = looked[0].groups if looked else None
+    pipeline.begin(directory, jobs, halves, seed, groups=groups, thrifty=attack.thrifty)
+    on_first_process(record)
+    # That the model is no denoiser is only recorded: the networks of :smoke are random.
+    pipeline.run(
+        directory,
+        denoiser,
+        study.source,
+        halves,
+        jobs,
+        heldout=study.split.heldout,
+        groups=groups,
+        seed=seed,
+        transform=transform,
+        options=options,
+        thrifty=attack.thrifty,
+        stages=("calibration", "calibrate", "test"),
     )
-    pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: pipeline.calibrate_run(directory))
-    pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
     on_first_process(lambda: images_alone.write_results(directory))
     results = json_files.read_results(directory)

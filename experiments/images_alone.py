@@ -53,7 +53,14 @@ class ImagesAlone(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> ImagesAlone:
+class Looked(NamedTuple):
+    """What was found, and the groups of all images of the source: copies of one picture, photos of one person."""
+
+    alone: ImagesAlone
+    groups: np.ndarray
+
+
+def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> Looked:
     """Compare all images of the halves with each other, and fit the blind baseline on the test half.
 
     Args:
@@ -62,15 +69,15 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
       transform: how the model sees them.
       seed: of folds, and of the part that is looked at where there are very many.
     """
+    everyone = halves.together()
     sides = [side for half in halves for side in (half.member, half.heldout)]
     duplicates = data.find_duplicates(source, np.concatenate(sides))
-    everyone = data.Split(*(np.concatenate([getattr(half, side) for half in halves]) for side in ("member", "heldout")))
     groups = data.merge_groups(duplicates.groups, source.identities)
     assert groups is not None
     blind = fit_blind(source, groups, transform, halves.test, seed)
     scores = blind.scores or BlindScores(*(np.zeros(0, kind) for kind in (int, int, float, float)))
     found = data.report_duplicates(duplicates, everyone, halves)
-    return ImagesAlone(
+    alone = ImagesAlone(
         found,
         blind.auc,
         scores.member.tolist(),
@@ -79,6 +86,7 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
         scores.heldout_scores.tolist(),
         (*blind.warnings, *_across(found)),
     )
+    return Looked(alone, groups)
 
 
 def _across(found: data.DuplicateReport) -> list[str]:
@@ -89,11 +97,15 @@ def _across(found: data.DuplicateReport) -> list[str]:
     ]
 
 
+def write(directory: pathlib.Path, found: ImagesAlone) -> None:
+    """Write the file."""
+    files.write_json(directory / FILE, records.plain(found))
+
+
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
     """Write the file of a run that has none."""
     if not (directory / FILE).exists():
-        found = look(source, pipeline.read_halves(directory), transform, seed)
-        files.write_json(directory / FILE, records.plain(found))
+        write(directory, look(source, pipeline.read_halves(directory), transform, seed).alone)
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
@@ -110,7 +122,9 @@ def results(directory: pathlib.Path) -> StudyFindings:
         asked = pipeline.asked_labels(directory)
         best = best_calibrated([one for one in pipeline.read_calibrations(directory) if one.label in asked])
         table = score_table.read_table(directory / "test")
-        blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc)
+        blind = beside(
+            table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, pipeline.read_groups(directory)
+        )
     fields["warnings"] = (*found.warnings, *alone.warnings)
     return StudyFindings(**fields, blind_baseline=blind, duplicates=alone.duplicates)
 

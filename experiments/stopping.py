@@ -71,7 +71,7 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
     denoiser = open_model(model, output, config.conversion).denoiser
     images = open_images(config, denoiser)
-    decision: Decision = decide(config, denoiser, images)
+    decision: Decision = decide(config, denoiser, images, ("calibration", "calibrate"))
     assert decision.halves is not None
     table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
     member = pipeline.frozen_scores(table, decision.decider, half.member)

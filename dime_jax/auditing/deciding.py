@@ -1,11 +1,11 @@
 """Which attack decides about the candidates: calibrated and chosen on one half, or stated where nobody is known."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import data
+from dime_jax import data, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.core.denoiser import Denoiser
@@ -33,6 +33,7 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       theory_setting: without: the setting that was stated.
+      options: for all that is asked further, see `protocol.pipeline.Guarded`.
     """
 
     decider: Calibration
@@ -40,6 +41,7 @@ class Decision(NamedTuple):
     heldout: np.ndarray
     halves: data.Halves | None
     theory_setting: Setting | None
+    options: scoring.ScoringOptions
 
     @property
     def label(self) -> str:
@@ -47,19 +49,31 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> Decision:
-    """With known members, calibrate on one half of them and of the held-out images; else DIME with theory weights."""
+def decide(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    stages: Sequence[str],
+    say: Callable[[str], object] = lambda text: None,
+) -> Decision:
+    """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
+
+    Args:
+      config: the settings.
+      denoiser: the model.
+      images: to ask about.
+      stages: of the protocol, the calibration of attacks among them.
+      say: is told at once if the model is no denoiser.
+    """
+    directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
         decider = pipeline.theory_weights(denoiser.schedule, setting)
-        return Decision(decider, why, images.split.heldout, None, setting)
-    choice, halves = _calibrate(config, denoiser, images)
-    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None)
-
-
-def _calibrate(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> tuple[Choice, data.Halves]:
-    """Score one half with the grid, freeze every attack, and choose the one that decides."""
+        guarded = pipeline.guard(
+            directory, denoiser, images.source, heldout, seed=config.seed, options=config.options, say=say
+        )
+        return Decision(decider, why, heldout, None, setting, guarded.options)
     sizes = config.sizes()
     halves = data.halves(
         images.split,
@@ -71,11 +85,27 @@ def _calibrate(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -
     )
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    pipeline.begin(config.directory, jobs, halves, config.seed, thrifty=config.thrifty)
-    pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
-    frozen = pipeline.calibrate_run(config.directory)
-    direction = pipeline.read_direction(config.directory, ["calibration"], images.groups)
-    return choose_decider(frozen, pipeline.asked_labels(config.directory), config.decide_with, direction), halves
+    guarded = pipeline.run(
+        directory,
+        denoiser,
+        images.source,
+        halves,
+        jobs,
+        heldout=heldout,
+        groups=images.groups,
+        seed=config.seed,
+        options=config.options,
+        thrifty=config.thrifty,
+        stages=stages,
+        say=say,
+    )
+    choice = choose_decider(
+        pipeline.read_calibrations(directory),
+        pipeline.asked_labels(directory),
+        config.decide_with,
+        pipeline.read_direction(directory, ["calibration"], images.groups),
+    )
+    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, guarded.options)
 
 
 def choose_decider(

@@ -17,7 +17,6 @@ from dime_jax.auditing.images import open_images
 from dime_jax.auditing.stages import (
     AuditResult,
     asked_captions,
-    check_model,
     describe_model,
     environment,
     say,
@@ -29,6 +28,7 @@ from dime_jax.findings import json_files
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
+from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import CompareArrays
 from dime_jax.protocol.facts import BeforeAfter, CompareFacts, ImageCounts
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
@@ -54,12 +54,20 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    checked = [check_model(config, model.denoiser, images) for model in models]
-    decision = decide(checked[0], models[0].denoiser, images)
+
+    def warn(text: str) -> None:
+        say(config, text)
+
+    heldout = images.split.heldout
+    guarded = pipeline.guard(
+        config.directory, models[1].denoiser, images.source, heldout, seed=config.seed, options=config.options, say=warn
+    )
+    decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"), warn)
     say_savings(config)
-    for name, model, guarded in zip(MODELS, models, checked):
+    for name, model, options in zip(MODELS, models, (decision.options, guarded.options)):
         say(config, f"{name}: {model.describe()}")
-        score_candidates(guarded, model.denoiser, images, decision, config.directory / name)
+        asked = decision._replace(options=options)
+        score_candidates(config, model.denoiser, images, asked, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(
         settings=config.settings(after),

@@ -3,7 +3,6 @@
 Every stage that makes queries continues where it was interrupted; the others take seconds and are repeated.
 """
 
-import dataclasses
 import os
 import pathlib
 import platform
@@ -27,7 +26,7 @@ from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
-from dime_jax.guards import identity, model_check
+from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import AuditArrays
@@ -64,11 +63,10 @@ def audit(config: AuditConfig) -> AuditResult:
         say(config, f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
     config = cost.announced(config, images, model.denoiser, say)
-    config = check_model(config, model.denoiser, images)
-    decision = decide(config, model.denoiser, images)
+    decision = decide(
+        config, model.denoiser, images, ("calibration", "calibrate", "test"), lambda text: say(config, text)
+    )
     say_savings(config)
-    if decision.halves is not None:
-        pipeline.score_half(config.directory, "test", model.denoiser, images.source, options=config.options)
     if len(images.candidates):
         score_candidates(
             config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
@@ -140,21 +138,6 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
     return json_files.write_record(config.directory, facts, arrays)
 
 
-def check_model(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> AuditConfig:
-    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none.
-
-    Returns:
-      The same audit, that notices if the model is another than the one it was begun with.
-    """
-    found = model_check.check_once(
-        config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
-    )
-    if not found.passed:
-        say(config, f"warning: {found.summary}")
-    options = identity.guarded(config.directory, denoiser, config.options)
-    return dataclasses.replace(config, options=options)
-
-
 def score_candidates(
     config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision, directory: pathlib.Path
 ) -> None:
@@ -167,7 +150,7 @@ def score_candidates(
         indices=pipeline.shuffled(np.concatenate([decision.heldout, images.candidates]), config.seed),
         tolerated=images.candidates,
         seed=config.seed,
-        options=config.options.within(config.directory),
+        options=decision.options.within(config.directory),
     )
 
 
@@ -183,7 +166,7 @@ def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedIm
         indices=pipeline.shuffled(places, config.seed),
         tolerated=places[len(decision.heldout) * len(VARIATIONS) :],
         seed=config.seed,
-        options=config.options.within(config.directory),
+        options=decision.options.within(config.directory),
     )
 
 

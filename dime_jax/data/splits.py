@@ -61,6 +61,10 @@ class Halves(NamedTuple):
     calibration: Split
     test: Split
 
+    def together(self) -> Split:
+        """The members of both, and the held-out images of both."""
+        return Split(*(np.concatenate([getattr(half, side) for half in self]) for side in ("member", "heldout")))
+
 
 def read_split(path: str | os.PathLike[str], source: Source) -> Split:
     """Read SecMI's split file (mia_train_idxs, mia_eval_idxs) or dime-mia's (member, heldout) for this source."""

@@ -4,6 +4,7 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.data.groups import ALONE
 from dime_jax.data.role_checks import RoleCounts
 from dime_jax.evidence import metrics
 from dime_jax.evidence.metrics import Estimate
@@ -71,10 +72,12 @@ def find_caption_baseline(record: Record) -> BlindFinding | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
-    return beside(record.known.table, record.decider, arrays, auc)
+    return beside(record.known.table, record.decider, arrays, auc, record.arrays.groups)
 
 
-def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate) -> BlindFinding:
+def beside(
+    table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate, groups: np.ndarray | None
+) -> BlindFinding:
     """A classifier that never saw the model, beside a frozen attack on the same images.
 
     Args:
@@ -82,10 +85,15 @@ def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Est
       frozen: the attack.
       arrays: the classifier's scores.
       auc: of the classifier.
+      groups: of all images by position, -1 for one on its own; None for no groups.
     """
-    scores = (pipeline.frozen_scores(table, frozen, side) for side in (arrays.member, arrays.heldout))
-    attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
-    gap = evidence.gap_over_blind(*attack, *blind)
+    sides = (arrays.member, arrays.heldout)
+    scores = Sides(*(pipeline.frozen_scores(table, frozen, side) for side in sides))
+    of_blind = Sides(arrays.member_scores, arrays.heldout_scores)
+    own = Sides(*(np.full(len(side), ALONE) if groups is None else groups[side] for side in sides))
+    attack, blind, own = _paired(scores, of_blind, own)
+    together = np.concatenate(own)
+    gap = evidence.gap_over_blind(*attack, *blind, groups=together if np.any(together != ALONE) else None)
     return BlindFinding(
         auc=auc,
         gap=gap.difference,

@@ -1,7 +1,9 @@
 """Calibrate, then test: the paper's protocol in stages that can be run apart, killed, and repeated without a model.
 
-    RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half
-    RUN/model_check.json            whether the model is a denoiser at all, if that was checked   `model_check`
+    RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half, and
+                                    which of them belong together                                 begin
+    RUN/model_check.json            whether the model is a denoiser at all                        guard
+    RUN/model_answer.json           by what it is known again, if not by its weights              guard
     RUN/pilot/, RUN/pilot.json      if thrifty: part of the calibration half over the whole grid,
                                     and the settings that are kept after that (`thrift`)          score
     RUN/calibration/                score table of the calibration half, over the grid or what is kept  score
@@ -9,9 +11,10 @@
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
-The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
-halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
-round (`evidence.direction`); runs that were begun before there was one go on without.
+`run` takes these stages in their order, or some of them. The calibration half chooses everything. The test half is
+scored after the choice is on disk, and read once. In both halves a witness of fixed direction is asked besides, which
+says whether members and held-out images are the right way round (`evidence.direction`); runs that were begun before
+there was one go on without. The first process writes all files but shards and ledgers.
 
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
@@ -32,8 +35,10 @@ from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Split
+from dime_jax.data.groups import ALONE
 from dime_jax.evidence.metrics import Groups
-from dime_jax.guards import model_check
+from dime_jax.guards import identity, model_check
+from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
@@ -44,6 +49,7 @@ from dime_jax.thrift import Thrift
 
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
+STAGES = ("calibration", "calibrate", "test", "evaluate")
 _PILOT, _PILOT_MANIFEST = "pilot.json", "pilot/manifest.json"
 
 
@@ -56,8 +62,103 @@ class _Run(NamedTuple):
     thrifty: Absent[bool] = None
 
 
+class Guarded(NamedTuple):
+    """What was found before a model is asked about all images.
+
+    Attributes:
+      check: whether it is a denoiser; what it means if it is none is for the caller to decide.
+      options: for all score tables of the run: with these, a model that was exchanged is noticed.
+    """
+
+    check: DenoiserCheck
+    options: scoring.ScoringOptions
+
+
+def run(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    source: data.Source,
+    halves: Halves,
+    jobs: Sequence[Job],
+    *,
+    heldout: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    seed: int = 0,
+    transform: data.Transform | None = None,
+    options: scoring.ScoringOptions | None = None,
+    thrifty: bool = False,
+    stages: Sequence[str] = STAGES,
+    say: Callable[[str], object] = lambda text: None,
+) -> Guarded:
+    """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
+
+    The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
+    is the same one (`guard`), the witness of direction, asked with each half and read by `read_direction`, and the
+    budget of `options`, which is that of the whole run.
+
+    Args:
+      directory: of the run.
+      denoiser: the model.
+      source: the images.
+      halves: who chooses, and who is tested.
+      jobs: every attack and setting to choose from.
+      heldout: images that the model was not trained on, to check it with; those of the halves if None.
+      groups: see `begin`.
+      seed: of all draws.
+      transform: preprocessing; the source's own, or `fit`, if None.
+      options: how to run.
+      thrifty: see `begin`.
+      stages: some of STAGES. Callers that write more than the rows to results.json leave "evaluate" out.
+      say: is told at once if the model is no denoiser.
+    """
+    directory = begin(directory, jobs, halves, seed, groups=groups, thrifty=thrifty)
+    known = halves.together().heldout if heldout is None else heldout
+    guarded = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
+    for stage in stages:
+        if stage == "calibrate":
+            calibrate_run(directory)
+        elif stage == "evaluate":
+            evaluate_run(directory)
+        else:
+            score_half(directory, stage, denoiser, source, transform=transform, options=guarded.options)
+    return guarded
+
+
+def guard(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    source: data.Source,
+    heldout: np.ndarray,
+    *,
+    transform: data.Transform | None = None,
+    seed: int = 0,
+    options: scoring.ScoringOptions | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> Guarded:
+    """Check that the model is a denoiser, and that it is the one that the run was begun with.
+
+    Args: as for `run`.
+
+    Raises:
+      ValueError: for another model than that.
+    """
+    options = options or scoring.ScoringOptions()
+    check = model_check.check_once(
+        directory, denoiser, source, heldout, transform=transform, seed=seed, options=options
+    )
+    if not check.passed:
+        say(f"warning: {check.summary}")
+    return Guarded(check, identity.guarded(directory, denoiser, options))
+
+
 def begin(
-    directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0, *, thrifty: bool = False
+    directory: str | os.PathLike[str],
+    jobs: Sequence[Job],
+    halves: Halves,
+    seed: int = 0,
+    *,
+    groups: np.ndarray | None = None,
+    thrifty: bool = False,
 ) -> pathlib.Path:
     """Write down what will be run; a directory that holds another run is refused.
 
@@ -66,13 +167,27 @@ def begin(
       jobs: every attack and setting to choose from.
       halves: who chooses, and who is tested.
       seed: of all draws.
+      groups: of all images of the source [n], -1 for one on its own: images that belong together, which intervals allow
+        for. None for a run that has its groups already, or has none.
       thrifty: whether calibration is to take at most half the queries of the whole grid (see `thrift`).
 
     Raises:
       ValueError: for another run, an empty side, or a grid or half that is too small to be thrifty.
     """
     directory = pathlib.Path(directory)
-    columns = _columns(halves)
+    on_first_process(lambda: _begin(directory, jobs, halves, seed, groups, thrifty))
+    return directory
+
+
+def _begin(
+    directory: pathlib.Path,
+    jobs: Sequence[Job],
+    halves: Halves,
+    seed: int,
+    groups: np.ndarray | None,
+    thrifty: bool,
+) -> None:
+    columns, grouped = _columns(halves), _group_columns(halves, groups)
     for name, column in columns.items():
         validate.check_not_empty(column, name)
     run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)), thrifty or None)
@@ -85,26 +200,48 @@ def begin(
             raise ValueError(f"{directory} holds a run {how} thrifty calibration: continue it {how} --thrifty")
         if there not in (run, run._replace(witness=None)):
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
-        halves_there = _columns(read_halves(directory))
-        if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
+        columns_there = _read_columns(directory)
+        if not all(np.array_equal(columns_there[name], column) for name, column in columns.items()):
             raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
-        return directory
+        groups_there = {name: columns_there[name] for name in columns_there if name not in columns}
+        same = groups_there.keys() == grouped.keys() and all(
+            np.array_equal(column, grouped[name]) for name, column in groups_there.items()
+        )
+        if groups is not None and groups_there and not same:
+            raise ValueError(f"{directory} holds a run with other groups of images")
+        return
     names = (_PILOT_MANIFEST, _PILOT, MANIFESTS["calibration"], "calibration.json")
     later = [name for name in names if (directory / name).exists()]
     if later:
         raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
     directory.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **columns)
+    np.savez(buffer, allow_pickle=False, **columns, **grouped)
     files.write_atomically(directory / "halves.npz", buffer.getvalue())
     digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
-    return directory
+
+
+def is_begun(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a run in this directory."""
+    return (pathlib.Path(directory) / "run.json").exists()
 
 
 def read_halves(directory: pathlib.Path) -> Halves:
     """Members and held-out images of each half."""
-    arrays = _read_sealed(directory / "run.json").read_arrays("halves.npz")
-    return Halves(*(Split(arrays[f"{half}_member"], arrays[f"{half}_heldout"]) for half in HALVES))
+    columns = _read_columns(directory)
+    return Halves(*(Split(columns[f"{half}_member"], columns[f"{half}_heldout"]) for half in HALVES))
+
+
+def read_groups(directory: pathlib.Path) -> np.ndarray | None:
+    """The groups of the run's images by position, -1 for one on its own; None for a run that has none stored."""
+    columns = _read_columns(directory)
+    stored = {name: columns[f"{name}_groups"] for name in columns if f"{name}_groups" in columns}
+    if not stored:
+        return None
+    groups = np.full(1 + max(columns[name].max() for name in stored), ALONE, np.int64)
+    for name, own in stored.items():
+        groups[columns[name]] = own
+    return groups
 
 
 def score_half(
@@ -165,6 +302,11 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     The witness of direction comes last, where it was not among the attacks that were asked for.
     """
     directory = pathlib.Path(directory)
+    on_first_process(lambda: _calibrate_run(directory))
+    return read_calibrations(directory)
+
+
+def _calibrate_run(directory: pathlib.Path) -> None:
     asked = asked_labels(directory)
     witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
     frozen = _calibrate_each(
@@ -172,7 +314,6 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     )
     contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
     digests.write(directory / "calibration.json", contents, calibration_files(directory))
-    return frozen
 
 
 def calibration_files(directory: pathlib.Path) -> list[str]:
@@ -260,9 +401,10 @@ def read_direction(
     Args:
       directory: of the run.
       halves: names of some halves.
-      groups: of all images of the source [n], -1 for one on its own; bounds allow for these.
+      groups: of all images of the source [n], which bounds allow for; those that are stored in the run if None.
     """
     directory = pathlib.Path(directory)
+    groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
     for half in halves if witness else ():
@@ -302,16 +444,17 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
 def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
     results = evaluation(directory, confidence)
-    files.write_json(pathlib.Path(directory) / "results.json", records.plain(results))
+    on_first_process(lambda: files.write_json(pathlib.Path(directory) / "results.json", records.plain(results)))
     return results
 
 
 def evaluation(
     directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
 ) -> Evaluation:
-    """What `evaluate_run` writes; with the groups of all images of the source [n], intervals allow for these."""
+    """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
+    groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
@@ -321,18 +464,18 @@ def evaluation(
         outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
-    identity = table.manifest["identity"]
-    check = model_check.read_check(directory, identity["model"])
+    about = table.manifest["identity"]
+    check = model_check.read_check(directory, about["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
     unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
     return Evaluation(
         results=tuple(rows),
         fingerprints={
-            "model": identity["model"],
+            "model": about["model"],
             "calibration_data": calibration_half.manifest["identity"]["data"],
-            "test_data": identity["data"],
+            "test_data": about["data"],
         },
-        precision=identity["precision"],
+        precision=about["precision"],
         seed=seed,
         queries_made=calibration_queries(directory) + table.queries_made + (check.queries if check else 0),
         model_check=check,
@@ -354,26 +497,6 @@ def frozen_scores(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -
     return scores[[place[int(index)] for index in indices]]
 
 
-def run(
-    directory: str | os.PathLike[str],
-    denoiser: Denoiser,
-    source: data.Source,
-    halves: Halves,
-    jobs: Sequence[Job],
-    *,
-    seed: int = 0,
-    transform: data.Transform | None = None,
-    options: scoring.ScoringOptions | None = None,
-    thrifty: bool = False,
-) -> Evaluation:
-    """All stages in their order; every stage that was finished before costs nothing again."""
-    directory = begin(directory, jobs, halves, seed, thrifty=thrifty)
-    score_half(directory, "calibration", denoiser, source, transform=transform, options=options)
-    calibrate_run(directory)
-    score_half(directory, "test", denoiser, source, transform=transform, options=options)
-    return evaluate_run(directory)
-
-
 def result_row(outcome: Outcome, seconds: float) -> ResultRow:
     """One row of the results."""
     frozen, metrics = outcome.calibration, outcome.metrics
@@ -393,6 +516,16 @@ def result_row(outcome: Outcome, seconds: float) -> ResultRow:
 
 def _columns(halves: Halves) -> dict[str, np.ndarray]:
     return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
+
+
+def _group_columns(halves: Halves, groups: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The groups of the images of `_columns`; none where every image is on its own."""
+    found = {} if groups is None else {f"{name}_groups": groups[at] for name, at in _columns(halves).items()}
+    return found if any(np.any(column != ALONE) for column in found.values()) else {}
+
+
+def _read_columns(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    return _read_sealed(directory / "run.json").read_arrays("halves.npz")
 
 
 def _jobs(named: Sequence[tuple[str, Setting]] | None) -> list[Job]:

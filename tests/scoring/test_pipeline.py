@@ -11,8 +11,11 @@ import dime_jax as dj
 from dime_jax import attacks
 from dime_jax._util import digests, records
 from dime_jax.core import draws
+from dime_jax.findings import json_files
+from dime_jax.guards import identity, model_check
 from dime_jax.protocol import calibration, pipeline
 from dime_jax.scoring import planning, score_table
+from dime_jax.scoring.query_ledger import queries_made
 
 SEED = 3
 JOBS = [
@@ -47,7 +50,8 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(directory, source, halves):
     model = function(members_are_small)
-    return pipeline.run(directory, model, source, halves, JOBS, seed=SEED, options=quiet(micro_batch=16))
+    pipeline.run(directory, model, source, halves, JOBS, seed=SEED, options=quiet(micro_batch=16))
+    return json_files.read_results(directory)
 
 
 def test_it_is_the_protocol(results, source, halves):
@@ -83,7 +87,14 @@ def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results)
     jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
     calibration_queries = planning.make_plan(JOBS + witness, table.schedule).queries_per_image * 40
-    assert results.queries_made == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    test_queries = planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    check = model_check.read_check(directory, "function:mine").queries
+    assert results.queries_made == calibration_queries + test_queries + check
+    assert (
+        check
+        == queries_made(directory) - calibration_queries - test_queries
+        > identity.queries(directory, "function:mine")
+    )
     assert {(row.attack, row.queries_per_image) for row in results.results} == {
         ("loss", 1),
         ("sima_l4", 1),
@@ -165,5 +176,6 @@ def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
         return np.where(np.asarray(x)[:, :1, :1] == victim, np.nan, members_are_small(x, t))
 
     jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
-    results = pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
+    pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
+    results = json_files.read_results(tmp_path)
     assert results.warnings == ("1 of 200 test images were left out: unreadable or no finite answer",)

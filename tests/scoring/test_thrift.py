@@ -42,7 +42,8 @@ def halves(source):
 def run(directory, source, halves, model=None, jobs=JOBS, **options):
     model = model or function(members_are_small)
     options = quiet(micro_batch=IMAGES, **options)
-    return pipeline.run(directory, model, source, halves, jobs, seed=SEED, options=options, thrifty=True)
+    pipeline.run(directory, model, source, halves, jobs, seed=SEED, options=options, thrifty=True)
+    return pipeline.evaluate_run(directory)
 
 
 @pytest.fixture(scope="module")
