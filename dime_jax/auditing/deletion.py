@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dime_jax._util.distributed import on_first_process
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
@@ -91,7 +92,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     groups = images.groups[np.concatenate([heldout, images.candidates])]
     statistics = pictures.picture_statistics(images, models[0].denoiser.image_shape, heldout, config.seed)
     arrays = CompareArrays(heldout, images.candidates, groups, statistics)
-    json_files.write_compare_arrays(config.directory, arrays)
+    on_first_process(lambda: json_files.write_compare_arrays(config.directory, arrays))
     return _report(CompareRecord(config.directory, facts, arrays))
 
 
@@ -111,8 +112,13 @@ def report_comparison(directory: str | os.PathLike[str]) -> AuditResult:
 
 def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:
     found = find_deletion(record, warnings)
-    json_files.write_deletion(record.directory, *found)
-    return AuditResult(found.results, record.directory, html.write_comparison(record.directory, *found))
+
+    def write() -> None:
+        json_files.write_deletion(record.directory, *found)
+        html.write_comparison(record.directory, *found)
+
+    on_first_process(write)
+    return AuditResult(found.results, record.directory, record.directory / html.PAGE)
 
 
 def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> list[OpenedModel]:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from dime_jax import data, scoring
+from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
@@ -73,10 +74,11 @@ def audit(config: AuditConfig) -> AuditResult:
         )
     if len(images.candidates) and config.variations:
         _score_variations(config, model.denoiser, images, decision)
-    return _report(_write_record(config, model, images, decision))
+    on_first_process(lambda: _write_record(config, model, images, decision))
+    return _report(json_files.read_record(config.directory))
 
 
-def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> Record:
+def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> None:
     """Write down all that the report is made from, once all queries are made."""
     shape, halves = model.denoiser.image_shape, decision.halves
     known = read_known(config.directory, decision.label, decision.heldout, halves is not None)
@@ -135,7 +137,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         captions.scores,
         known_statistics,
     )
-    return json_files.write_record(config.directory, facts, arrays)
+    json_files.write_record(config.directory, facts, arrays)
 
 
 def score_candidates(
@@ -178,8 +180,13 @@ def report(directory: str | os.PathLike[str]) -> AuditResult:
 
 def _report(record: Record, warnings: Sequence[str] = ()) -> AuditResult:
     found = finding.find(record, warnings)
-    json_files.write_findings(record.directory, *found)
-    return AuditResult(found.results, record.directory, html.write_report(record, found))
+
+    def write() -> None:
+        json_files.write_findings(record.directory, *found)
+        html.write_report(record, found)
+
+    on_first_process(write)
+    return AuditResult(found.results, record.directory, record.directory / html.PAGE)
 
 
 def _sizes(split: Split) -> HalfCounts:

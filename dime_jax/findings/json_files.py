@@ -27,7 +27,7 @@ AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 
 
-def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> Record:
+def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
@@ -37,7 +37,6 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
-    return read_record(directory)
 
 
 def read_record(directory: pathlib.Path) -> Record:

@@ -98,7 +98,8 @@ class Scored:
         shutil.copytree(self.directory / "everything", directory / "candidates" / decider.label)
         facts = dataclasses.replace(self.record.facts, decided_by=decider.label, chosen=why)
         shutil.copy(self.directory / "model_check.json", directory)
-        return find(json_files.write_record(directory, facts, self.record.arrays))
+        json_files.write_record(directory, facts, self.record.arrays)
+        return find(json_files.read_record(directory))
 
 
 MODELS = {"memoriser": make_memoriser, "ideal": make_ideal, "shipped": make_shipped}

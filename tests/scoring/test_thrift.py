@@ -42,7 +42,10 @@ def halves(source):
 def run(directory, source, halves, model=None, jobs=JOBS, **options):
     model = model or function(members_are_small)
     options = quiet(micro_batch=IMAGES, **options)
-    pipeline.run(directory, model, source, halves, jobs, seed=SEED, options=options, thrifty=True)
+    pipeline.begin(directory, jobs, halves, SEED, thrifty=True)
+    pipeline.score_half(directory, "calibration", model, source, options=options)
+    pipeline.calibrate_run(directory)
+    pipeline.score_half(directory, "test", model, source, options=options)
     return pipeline.evaluate_run(directory)
 
 
