@@ -14,7 +14,7 @@ from ml_collections.config_dict import ConfigDict
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.data import Halves, Split
+from dime_jax.data import Halves, Pair, Split
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import StudyFindings
 from dime_jax.protocol import pipeline
@@ -30,11 +30,7 @@ _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
 _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_queries_per_image"}
 
 
-class Scores(NamedTuple):
-    """Scores of one attack on both sides of a half, lower for members."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+Scores = Pair[np.ndarray]  # of one attack on both sides of a half, lower for members
 
 
 class CalibrationHalf(NamedTuple):

@@ -10,14 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.data.pairs import Pair
 from dime_jax.evidence import metrics
 
-
-class TermPair(NamedTuple):
-    """An attack's terms at one setting: [columns, n] for members and for held-out images."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
 
 
 class TermStats(NamedTuple):

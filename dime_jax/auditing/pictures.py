@@ -4,11 +4,10 @@ import numpy as np
 from PIL import Image
 
 from dime_jax import data, evidence
-from dime_jax.data import Halves, Split
+from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.protocol.arrays import KnownStatistics, PictureStatistics, Thumbnails
 from dime_jax.protocol.blind import BLIND_IMAGES
-from dime_jax.protocol.record import Sides
 
 THUMBNAIL_SIDE = 96
 SHOWN = 8  # images in each row of examples
@@ -16,7 +15,9 @@ _MOST_CANDIDATE_THUMBNAILS = 200
 _STATISTICS_BATCH = 64
 
 
-def make_thumbnails(images: CheckedImages, image_shape: tuple[int, ...], split: Split, scores: Sides) -> Thumbnails:
+def make_thumbnails(
+    images: CheckedImages, image_shape: tuple[int, ...], split: Split, scores: Pair[np.ndarray]
+) -> Thumbnails:
     """Small pictures, as the model sees them, of the candidates and of the images with extreme scores."""
     rows = (
         _extremes(split.member, scores.member),

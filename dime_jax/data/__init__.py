@@ -5,6 +5,7 @@ from dime_jax.data.captions import reduced_captions
 from dime_jax.data.duplicates import DuplicateReport, Duplicates, find_duplicates, remove_shared, report_duplicates
 from dime_jax.data.groups import merge_groups, read_groups, shared_groups
 from dime_jax.data.opening import open_source
+from dime_jax.data.pairs import Pair
 from dime_jax.data.sources import BadImage, Item, Source, empty_captions, from_images, join, require_captions
 from dime_jax.data.splits import (
     Halves,
@@ -28,6 +29,7 @@ __all__ = [
     "Halves",
     "ImageReport",
     "Item",
+    "Pair",
     "Source",
     "Split",
     "TooManyBadImages",

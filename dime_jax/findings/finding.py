@@ -27,7 +27,7 @@ from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRo
 from dime_jax.guards import model_check
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.evaluation import Evaluation
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import Record, finite
 
 _NO_HEADLINE_YET = Headline("", "", "", ())
 
@@ -120,7 +120,7 @@ def _epsilon(record: Record) -> EpsilonBound:
         record.arrays.groups[side[np.isfinite(of)]] for side, of in zip((split.member, split.heldout), scores)
     )
     return evidence.epsilon_lower_bound(
-        *scores.finite(), delta=settings.delta, randomised=settings.randomised, groups=(member, heldout)
+        *scores.map(finite), delta=settings.delta, randomised=settings.randomised, groups=(member, heldout)
     )
 
 

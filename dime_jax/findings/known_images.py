@@ -4,6 +4,7 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.data import Pair
 from dime_jax.data.groups import ALONE
 from dime_jax.data.role_checks import RoleCounts
 from dime_jax.evidence import metrics
@@ -13,7 +14,7 @@ from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
-from dime_jax.protocol.record import Record, Sides
+from dime_jax.protocol.record import Record
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
 
@@ -87,10 +88,10 @@ def beside(
       auc: of the classifier.
       groups: of all images by position, -1 for one on its own; None for no groups.
     """
-    sides = (arrays.member, arrays.heldout)
-    scores = Sides(*(pipeline.frozen_scores(table, frozen, side) for side in sides))
-    of_blind = Sides(arrays.member_scores, arrays.heldout_scores)
-    own = Sides(*(np.full(len(side), ALONE) if groups is None else groups[side] for side in sides))
+    sides = Pair(arrays.member, arrays.heldout)
+    scores = sides.map(lambda side: pipeline.frozen_scores(table, frozen, side))
+    of_blind = Pair(arrays.member_scores, arrays.heldout_scores)
+    own = sides.map(lambda side: np.full(len(side), ALONE) if groups is None else groups[side])
     attack, blind, own = _paired(scores, of_blind, own)
     together = np.concatenate(own)
     gap = evidence.gap_over_blind(*attack, *blind, groups=together if np.any(together != ALONE) else None)
@@ -145,7 +146,7 @@ def _compare(record: Record, first: Calibration, second: Calibration) -> metrics
     return metrics.compare(ours, theirs, seed=record.facts.settings.seed)
 
 
-def _paired(*attacks: Sides) -> list[Sides]:
+def _paired(*attacks: Pair[np.ndarray]) -> list[Pair[np.ndarray]]:
     """The images that every attack has a score for."""
-    usable = Sides(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
-    return [Sides(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]
+    usable = Pair(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
+    return [Pair(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]

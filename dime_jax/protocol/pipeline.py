@@ -34,7 +34,7 @@ from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.data import Halves, Split
+from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.groups import ALONE
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import identity, model_check
@@ -544,21 +544,20 @@ def _read_run(directory: pathlib.Path) -> _Run:
 def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     """Terms of the images with a finite answer, members and held-out images apart."""
     terms = table.terms(job)
-    return TermPair(*(terms[:, usable] for usable in _usable(table, job, split)))
+    return _usable(table, job, split).map(lambda usable: terms[:, usable])
 
 
 def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None) -> Groups:
     """The groups of the images of `term_pair`, from those of all images."""
     if groups is None:
         return None, None
-    member, heldout = _usable(table, job, split)
-    return groups[table.index[member]], groups[table.index[heldout]]
+    return _usable(table, job, split).map(lambda usable: groups[table.index[usable]])
 
 
-def _usable(table: ScoreTable, job: Job, split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _usable(table: ScoreTable, job: Job, split: Split) -> Pair[np.ndarray]:
     """Which rows of the table are members, and which held-out images, with a finite answer."""
     finite = np.all(np.isfinite(table.terms(job)), axis=0)
-    return finite & np.isin(table.index, split.member), finite & np.isin(table.index, split.heldout)
+    return split.sides.map(lambda side: finite & np.isin(table.index, side))
 
 
 def _read_sealed(path: pathlib.Path) -> digests.Sealed:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax.data import Split
+from dime_jax.data import Pair, Split
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import AuditArrays
@@ -27,15 +27,9 @@ from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 
 
-class Sides(NamedTuple):
-    """Scores of an attack, lower for members; NaN without a finite answer."""
-
-    member: np.ndarray
-    heldout: np.ndarray
-
-    def finite(self) -> "Sides":
-        """Without NaN."""
-        return Sides(*(side[np.isfinite(side)] for side in self))
+def finite(scores: np.ndarray) -> np.ndarray:
+    """Scores without those of images that have no finite answer."""
+    return scores[np.isfinite(scores)]
 
 
 def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
@@ -56,11 +50,9 @@ class Known(NamedTuple):
     table: ScoreTable
     split: Split
 
-    def scores(self, frozen: Calibration) -> Sides:
-        """Their scores by a frozen attack."""
-        return Sides(
-            *(pipeline.frozen_scores(self.table, frozen, side) for side in (self.split.member, self.split.heldout))
-        )
+    def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
+        """Their scores by a frozen attack, lower for members; NaN without a finite answer."""
+        return self.split.sides.map(lambda side: pipeline.frozen_scores(self.table, frozen, side))
 
 
 def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Known:
@@ -134,11 +126,11 @@ class Record:
         """The attack that decides."""
         return by_label(self.calibrations, self.facts.decided_by)
 
-    def scores(self, frozen: Calibration) -> Sides:
+    def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
         """Scores of these known images."""
         return self.known.scores(frozen)
 
-    def calibration_scores(self) -> Sides:
+    def calibration_scores(self) -> Pair[np.ndarray]:
         """Scores of the known images that chose the settings, by the attack that decides."""
         table = score_table.read_table(self.directory / "calibration")
         return Known(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)

@@ -17,7 +17,7 @@ from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import Record, finite
 from dime_jax.report import figures
 
 INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"
@@ -81,7 +81,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
     left = 0.5 / size
     curves, numbers = [], []
     for frozen in _largest_tiers(record):
-        curve = metrics.roc_curve(*record.scores(frozen).finite())
+        curve = metrics.roc_curve(*record.scores(frozen).map(finite))
         found = [np.max(curve.tpr[curve.fpr <= fpr]) for fpr in _LISTED_FPRS]
         numbers.append([_title(frozen), *(f"{100 * tpr:.1f}" for tpr in found)])
         curves.append(figures.Line(curve.fpr, curve.tpr, _line_style(frozen, highlighted)))
@@ -114,7 +114,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
 def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
-    scores = record.scores(record.decider).finite()
+    scores = record.scores(record.decider).map(finite)
     candidates = record.own_scores(record.arrays.candidates)
     candidates = candidates[np.isfinite(candidates)]
     low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)

@@ -13,7 +13,7 @@ from dime_jax.evidence import adjusting
 from dime_jax.findings import json_files
 from dime_jax.findings.candidates import find_candidates
 from dime_jax.protocol import pipeline
-from dime_jax.protocol.record import Record, Sides
+from dime_jax.protocol.record import Record
 from dime_jax.report import html
 
 FORGOTTEN = 0.45  # of every training image
@@ -180,7 +180,7 @@ def test_the_fit_is_to_calibration_held_out_images_alone(record, monkeypatch, ro
     calibration, test, own = Record.calibration_scores, Record.scores, Record.own_scores
 
     def moved(sides):
-        return Sides(sides.member + 7, sides.heldout)
+        return dj.data.Pair(sides.member + 7, sides.heldout)
 
     changed = {
         "calibration members": ("calibration_scores", lambda self: moved(calibration(self))),
