@@ -18,7 +18,7 @@ from dime_jax._util.records import Json, field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import pipeline
-from dime_jax.protocol.arrays import AuditArrays, CompareArrays, npz_bytes
+from dime_jax.protocol.arrays import AuditArrays, CompareArrays, from_columns, npz_bytes
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.record import Record
@@ -30,7 +30,7 @@ _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
-    _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
+    _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays))
     run = []
     if facts.images.members:
         run = [*pipeline.calibration_files(directory), "calibration.json", pipeline.MANIFESTS["test"]]
@@ -49,7 +49,7 @@ def read_record(directory: pathlib.Path) -> Record:
         raise ValueError(f"{directory} holds no audit: no {AUDIT} in it")
     sealed = digests.read(directory / AUDIT).check()
     _check_version(sealed.path, sealed.contents)
-    arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS))
+    arrays = from_columns(AuditArrays, sealed.read_arrays(_AUDIT_ARRAYS))
     return Record(directory, parse(AuditFacts, sealed.contents, str(sealed.path)), arrays)
 
 
@@ -83,13 +83,13 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
 def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None:
     """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
     (directory / COMPARE).unlink(missing_ok=True)
-    _files.write_atomically(directory / _COMPARE_ARRAYS, npz_bytes(arrays.columns()))
+    _files.write_atomically(directory / _COMPARE_ARRAYS, npz_bytes(arrays))
 
 
 def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
     """compare.npz."""
     path = directory / _COMPARE_ARRAYS
-    return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
+    return from_columns(CompareArrays, digests.load_arrays(path, path.read_bytes()))
 
 
 def read_compare_facts(directory: pathlib.Path) -> CompareFacts:

@@ -3,12 +3,14 @@
 import dataclasses
 import io
 from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PictureStatistics:
+
+class PictureStatistics(NamedTuple):
     """`evidence.image_statistics` of candidates, and of held-out images to compare them with.
 
     Attributes:
@@ -22,8 +24,7 @@ class PictureStatistics:
     of_compared: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class KnownStatistics:
+class KnownStatistics(NamedTuple):
     """`evidence.image_statistics` of known images, by which scores are adjusted; NaN where unreadable.
 
     Attributes:
@@ -37,8 +38,7 @@ class KnownStatistics:
     members: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BlindScores:
+class BlindScores(NamedTuple):
     """The blind baseline's scores of some members and held-out images, lower for members."""
 
     member: np.ndarray
@@ -47,14 +47,13 @@ class BlindScores:
     heldout_scores: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Thumbnails:
+class Thumbnails(NamedTuple):
     """Small pictures, uint8 [n, H, W, 3], of the images `index` [n], and which images have extreme scores."""
 
     members_found: np.ndarray
     heldout_cleared: np.ndarray
     heldout_mistaken: np.ndarray
-    index: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]
     pictures: np.ndarray
 
 
@@ -84,44 +83,6 @@ class AuditArrays:
     caption_blind: BlindScores | None = None
     known_statistics: KnownStatistics | None = None
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in the file."""
-        pictures = self.thumbnails
-        return {
-            "heldout": self.heldout,
-            "candidates": self.candidates,
-            "truth": self.truth,
-            "groups": self.groups,
-            "members_found": pictures.members_found,
-            "heldout_cleared": pictures.heldout_cleared,
-            "heldout_mistaken": pictures.heldout_mistaken,
-            "thumbnail_index": pictures.index,
-            "thumbnails": pictures.pictures,
-            **_statistics_columns(self.statistics),
-            **_prefixed("blind", self.blind),
-            **_prefixed("caption_blind", self.caption_blind),
-            **_prefixed("statistics", self.known_statistics),
-        }
-
-    @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
-        """What `columns` gave."""
-        none = np.zeros(0, np.int64)
-        found, cleared, mistaken = (
-            columns.get(name, none) for name in ("members_found", "heldout_cleared", "heldout_mistaken")
-        )
-        return cls(
-            columns["heldout"],
-            columns["candidates"],
-            columns["truth"],
-            columns["groups"],
-            Thumbnails(found, cleared, mistaken, columns["thumbnail_index"], columns["thumbnails"]),
-            _read_statistics(columns),
-            _read_blind("blind", columns),
-            _read_blind("caption_blind", columns),
-            _read_known_statistics(columns),
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompareArrays:
@@ -137,55 +98,45 @@ class CompareArrays:
     heldout: np.ndarray
     candidates: np.ndarray
     groups: np.ndarray
-    statistics: PictureStatistics | None
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in the file."""
-        own = {"heldout": self.heldout, "candidates": self.candidates, "groups": self.groups}
-        return {**own, **_statistics_columns(self.statistics)}
-
-    @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
-        """What `columns` gave."""
-        return cls(columns["heldout"], columns["candidates"], columns["groups"], _read_statistics(columns))
+    statistics: PictureStatistics | None = None
 
 
-def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of an .npz file."""
+# The parts of these records, by field: what they are, and the names of their arrays in the file.
+_PARTS: Mapping[str, tuple[type[tuple[np.ndarray, ...]], tuple[str, ...]]] = {
+    "thumbnails": (
+        Thumbnails,
+        ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails"),
+    ),
+    "statistics": (PictureStatistics, ("candidate_statistics", "compared", "compared_statistics")),
+    "blind": (BlindScores, tuple(f"blind_{name}" for name in BlindScores._fields)),
+    "caption_blind": (BlindScores, tuple(f"caption_blind_{name}" for name in BlindScores._fields)),
+    "known_statistics": (KnownStatistics, tuple(f"statistics_{name}" for name in KnownStatistics._fields)),
+}
+
+
+def npz_bytes(arrays: AuditArrays | CompareArrays) -> bytes:
+    """The bytes of an .npz file with these arrays."""
+    columns: dict[str, np.ndarray] = {}
+    for field in dataclasses.fields(arrays):
+        value = getattr(arrays, field.name)
+        if field.name not in _PARTS:
+            columns[field.name] = value
+        elif value is not None:
+            columns.update(zip(_PARTS[field.name][1], value))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **columns)
     return buffer.getvalue()
 
 
-def _statistics_columns(found: PictureStatistics | None) -> dict[str, np.ndarray]:
-    if found is None:
-        return {}
-    return {
-        "candidate_statistics": found.candidates,
-        "compared": found.compared,
-        "compared_statistics": found.of_compared,
-    }
-
-
-def _read_statistics(columns: Mapping[str, np.ndarray]) -> PictureStatistics | None:
-    if "candidate_statistics" not in columns:
-        return None
-    return PictureStatistics(columns["candidate_statistics"], columns["compared"], columns["compared_statistics"])
-
-
-def _prefixed(prefix: str, arrays: BlindScores | KnownStatistics | None) -> dict[str, np.ndarray]:
-    if arrays is None:
-        return {}
-    return {f"{prefix}_{field.name}": getattr(arrays, field.name) for field in dataclasses.fields(arrays)}
-
-
-def _read_blind(prefix: str, columns: Mapping[str, np.ndarray]) -> BlindScores | None:
-    if f"{prefix}_member_scores" not in columns:
-        return None
-    return BlindScores(*(columns[f"{prefix}_{field.name}"] for field in dataclasses.fields(BlindScores)))
-
-
-def _read_known_statistics(columns: Mapping[str, np.ndarray]) -> KnownStatistics | None:
-    if "statistics_calibration" not in columns:
-        return None
-    return KnownStatistics(*(columns[f"statistics_{field.name}"] for field in dataclasses.fields(KnownStatistics)))
+def from_columns(kind: type[T], columns: Mapping[str, np.ndarray]) -> T:
+    """The record that `npz_bytes` wrote, from the arrays of the file."""
+    # Audits of older versions do not say which images have extreme scores.
+    columns = {**dict.fromkeys(_PARTS["thumbnails"][1][:3], np.zeros(0, np.int64)), **columns}
+    found: dict[str, np.ndarray | tuple[np.ndarray, ...]] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        part, names = _PARTS.get(field.name, (None, ()))
+        if part is None:
+            found[field.name] = columns[field.name]
+        elif names[-1] in columns:
+            found[field.name] = part(*(columns[name] for name in names))
+    return kind(**found)
