@@ -16,14 +16,13 @@ import jax
 import numpy as np
 
 from dime_jax import data, scoring
-from dime_jax._util import digests, files
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.guards import identity
+from dime_jax.guards.memory import recall, remember
 from dime_jax.guards.wiring import IMAGES, DenoiserCheck, check_denoiser
-from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, queries_made
 
 FILE = "model_check.json"
 
@@ -87,24 +86,13 @@ def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | Non
 
     Its queries are those of the check, and those that it took to recognise the model (`recognition`).
     """
-    found = _entries(directory).get(fingerprint, _Entry()).outcome
+    found = _entry(directory, fingerprint).outcome
     recognised = identity.queries(directory, fingerprint)
     return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
 
 
-def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
-    path = directory / FILE
-    if not path.is_file():
-        return {}
-    return {name: parse(_Entry, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
-
-
-def _enter(directory: pathlib.Path, fingerprint: str, entry: _Entry) -> None:
-    entries = {**_entries(directory), fingerprint: entry}
-    try:
-        files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
-    except OSError as error:  # ours, not the model's, so that it is not tried again
-        raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
+def _entry(directory: pathlib.Path, fingerprint: str) -> _Entry:
+    return recall(directory / FILE, _Entry).get(fingerprint, _Entry())
 
 
 def _choose(
@@ -138,7 +126,7 @@ def _check(
     ledger: Ledger,
 ) -> None:
     fingerprint, count = denoiser.fingerprint, len(images.pixels)
-    made = _entries(directory).get(fingerprint, _Entry()).queries
+    made = _entry(directory, fingerprint).queries
     elsewhere = queries_made(directory) - made
     allowed = _allowed(options.budget, count, elsewhere)
     if allowed < made + count:
@@ -163,7 +151,7 @@ def _check(
             raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
         ledger.debit(images.index[part])
         made += len(x)
-        _enter(directory, fingerprint, _Entry(made))
+        remember(directory / FILE, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
     patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
@@ -178,7 +166,7 @@ def _check(
     found = check_denoiser(
         denoiser, images.pixels, images.condition, ids=images.ids, seed=seed, max_queries_per_image=most, ask=ask
     )
-    _enter(directory, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
+    remember(directory / FILE, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
 
 
 def _allowed(budget: Budget, count: int, elsewhere: int) -> float:
