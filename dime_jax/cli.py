@@ -96,60 +96,23 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, scoring
-    from dime_jax.auditing.config import PROFILES
-    from dime_jax.core.denoiser import TEXT_CONDITIONS
-    from dime_jax.data.role_checks import check_roles
-    from dime_jax.data.roles import Named, Roles, open_roles, with_captions
+    from dime_jax import scoring
+    from dime_jax.auditing.deciding import run_protocol
+    from dime_jax.auditing.images import open_as_given
     from dime_jax.protocol import pipeline
-    from dime_jax.scoring import planning, score_table
+    from dime_jax.scoring import score_table
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
-    _load_attack_module(args)
-    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
-    most = max(args.queries) if args.queries else None
-    # Refuses what no model can be asked, before one is opened.
-    planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=TEXT_CONDITIONS)
-    options = _options(args)
+    config = _config(args, output=args.run)
     denoiser = _open_model(args, args.run)
-    offered = ("own",) if args.captions == "none" else denoiser.conditions
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
-    warnings = planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
-    roles = open_roles(Named(args.members, args.heldout, args.images, args.split), denoiser.image_shape)
-    source = with_captions(roles.source, args.captions, denoiser.name, denoiser.takes_text)
-    halves = data.halves(
-        roles.split,
-        source.ids,
-        seed=args.seed,
-        groups=source.identities,
-        calibration_size=sizes.calibration_size,
-        test_size=sizes.test_size,
-    )
-    groups = None
-    if not pipeline.is_begun(args.run):
-        used = Roles(source, halves.together(), roles.candidates)
-        named = [role for role in used.by_name() if getattr(args, role, None)]
-        images = check_roles(used, denoiser.image_shape, args.run, named=named, as_given=True)
-        warnings, groups = [*warnings, *images.warnings], images.groups
-    for line in warnings:
-        print(f"warning: {line}", file=sys.stderr)
+    images, halves = open_as_given(config, denoiser)
+    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
+        print(f"warning: {warning}", file=sys.stderr)
     if args.tune:
-        options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    pipeline.run(
-        args.run,
-        denoiser,
-        source,
-        halves,
-        jobs,
-        heldout=roles.split.heldout,
-        groups=groups,
-        seed=args.seed,
-        options=options,
-        thrifty=args.thrifty,
-        stages=[args.half],
-        say=lambda text: print(text, file=sys.stderr),
-    )
+        options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
+        config = dataclasses.replace(config, options=options)
+    run_protocol(config, denoiser, images, halves, [args.half], lambda text: print(text, file=sys.stderr))
     table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     saved = pipeline.read_thrift(args.run) if args.half == "calibration" else None

@@ -8,6 +8,7 @@ import numpy as np
 from dime_jax import data, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
+from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
@@ -74,31 +75,8 @@ def decide(
             directory, denoiser, images.source, heldout, seed=config.seed, options=config.options, say=say
         )
         return Decision(decider, why, heldout, None, setting, guarded.options)
-    sizes = config.sizes()
-    halves = data.halves(
-        images.split,
-        images.source.ids,
-        seed=config.seed,
-        groups=images.groups,
-        calibration_size=sizes.calibration_size,
-        test_size=sizes.test_size,
-    )
-    jobs = config.jobs(config.offered(denoiser))
-    config.check_decider(planning.row_labels(jobs))
-    guarded = pipeline.run(
-        directory,
-        denoiser,
-        images.source,
-        halves,
-        jobs,
-        heldout=heldout,
-        groups=images.groups,
-        seed=config.seed,
-        options=config.options,
-        thrifty=config.thrifty,
-        stages=stages,
-        say=say,
-    )
+    halves = cut(config, images.split, images.source, images.groups)
+    guarded = run_protocol(config, denoiser, images, halves, stages, say)
     choice = choose_decider(
         pipeline.read_calibrations(directory),
         pipeline.asked_labels(directory),
@@ -106,6 +84,33 @@ def decide(
         pipeline.read_direction(directory, ["calibration"], images.groups),
     )
     return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, guarded.options)
+
+
+def run_protocol(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    halves: data.Halves,
+    stages: Sequence[str],
+    say: Callable[[str], object],
+) -> pipeline.Guarded:
+    """Take stages of the protocol with the attacks and settings of a config; arguments as for `pipeline.run`."""
+    jobs = config.jobs(config.offered(denoiser))
+    config.check_decider(planning.row_labels(jobs))
+    return pipeline.run(
+        config.directory,
+        denoiser,
+        images.source,
+        halves,
+        jobs,
+        heldout=images.split.heldout,
+        groups=images.groups,
+        seed=config.seed,
+        options=config.options,
+        thrifty=config.thrifty,
+        stages=stages,
+        say=say,
+    )
 
 
 def choose_decider(

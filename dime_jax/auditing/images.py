@@ -1,5 +1,6 @@
 """The images of an audit: opened, drawn and checked as its settings say."""
 
+import functools
 import importlib.resources
 import os
 import pathlib
@@ -9,9 +10,9 @@ import numpy as np
 from dime_jax import data
 from dime_jax.auditing.config import EXAMPLE, AuditConfig
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.data import Source, Split
+from dime_jax.data import Halves, Source, Split
 from dime_jax.data.role_checks import CheckedImages, check_roles
-from dime_jax.data.roles import Named, open_roles, with_captions, with_labels
+from dime_jax.data.roles import Named, Roles, open_roles, with_captions, with_labels
 from dime_jax.loading import checkpoints
 from dime_jax.remote.options import SERVED
 
@@ -24,15 +25,7 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> CheckedImages:
     Raises:
       ValueError: as `data.role_checks.check_roles`; and for fewer than 20 images of a side, or missing labels.
     """
-    named = Named(config.members, config.heldout, config.images, config.split, config.candidates)
-    roles = open_roles(
-        named,
-        denoiser.image_shape,
-        lambda digits: example_split(digits, config.model, denoiser.fingerprint),
-        config.seed,
-    )
-    source = with_labels(roles.source, config.labels, denoiser.name, denoiser.num_classes)
-    source = with_captions(source, config.captions, denoiser.name, denoiser.takes_text)
+    roles = _open(config, denoiser)
     *half_sizes, _, every = config.sizes()
     # Both halves get as many images, so nothing beyond twice the larger half is used; finding duplicates takes time.
     # But candidates are compared with every held-out image there is: each makes their p-values finer.
@@ -42,15 +35,45 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> CheckedImages:
         _draw(roles.split.member, enough, config.seed),
         _draw(roles.split.heldout, None if every and len(roles.candidates) else enough, config.seed),
     )
-    images = check_roles(
-        roles._replace(source=source, split=split),
-        denoiser.image_shape,
-        config.directory,
-        named=[role for role in roles.by_name() if getattr(config, role) is not None],
-        groups=config.groups,
-    )
+    images = _check(config, denoiser, roles._replace(split=split))
     _check_counts(images.split, members_known=len(split.member) > 0)
     return images
+
+
+def open_as_given(config: AuditConfig, denoiser: Denoiser) -> tuple[CheckedImages, Halves]:
+    """The images of a run that keep the roles they were given, copies or not, and their halves, which are checked."""
+    roles = _open(config, denoiser)
+    halves = cut(config, roles.split, roles.source, roles.source.identities)
+    images = _check(config, denoiser, roles._replace(split=halves.together()), as_given=True)
+    return images._replace(split=roles.split), halves
+
+
+def cut(config: AuditConfig, split: Split, source: Source, groups: np.ndarray | None) -> Halves:
+    """The halves of a split, as large as the settings say; a group of images is never cut."""
+    sizes = config.sizes()
+    return data.halves(
+        split,
+        source.ids,
+        seed=config.seed,
+        groups=groups,
+        calibration_size=sizes.calibration_size,
+        test_size=sizes.test_size,
+    )
+
+
+def _open(config: AuditConfig, denoiser: Denoiser) -> Roles:
+    named = Named(config.members, config.heldout, config.images, config.split, config.candidates)
+    example = functools.partial(example_split, model=config.model, fingerprint=denoiser.fingerprint)
+    roles = open_roles(named, denoiser.image_shape, example, config.seed)
+    source = with_labels(roles.source, config.labels, denoiser.name, denoiser.num_classes)
+    return roles._replace(source=with_captions(source, config.captions, denoiser.name, denoiser.takes_text))
+
+
+def _check(config: AuditConfig, denoiser: Denoiser, roles: Roles, as_given: bool = False) -> CheckedImages:
+    named = [role for role in roles.by_name() if getattr(config, role) is not None]
+    return check_roles(
+        roles, denoiser.image_shape, config.directory, named=named, groups=config.groups, as_given=as_given
+    )
 
 
 def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fingerprint: str) -> Split:

@@ -20,14 +20,7 @@ from dime_jax._util import csv as _csv
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Absent
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
-from dime_jax.data.duplicates import (
-    Duplicates,
-    Sketch,
-    compare_sketches,
-    remove_shared,
-    report_duplicates,
-    sketch,
-)
+from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
 from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
 from dime_jax.data.roles import Roles
 from dime_jax.data.sources import BadImage, Item, Source
@@ -84,9 +77,9 @@ class CandidateCopy(NamedTuple):
         return f"{self.kind} copy of {whose}{self.other}{known}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class DuplicateFacts:
-    """Copies among the images.
+    """Copies among the images, the first five as in `DuplicateReport`.
 
     Attributes:
       exact_pairs: the same to the pixel.
@@ -365,11 +358,7 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
     groups, split, candidates = duplicates.groups, roles.split, roles.candidates
     found, kept = report_duplicates(duplicates, split), split if as_given else remove_shared(split, groups)
     return DuplicateFacts(
-        exact_pairs=found.exact_pairs,
-        near_pairs=found.near_pairs,
-        clusters=found.clusters,
-        largest_cluster=found.largest_cluster,
-        across_member_heldout=found.across_member_heldout,
+        *found[:5],
         left_out=len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout),
         candidates_among_members=len(_shared(groups, candidates, split.member)),
         candidates_among_heldout=len(_shared(groups, candidates, split.heldout)),

@@ -200,15 +200,10 @@ def _begin(
             raise ValueError(f"{directory} holds a run {how} thrifty calibration: continue it {how} --thrifty")
         if there not in (run, run._replace(witness=None)):
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
-        columns_there = _read_columns(directory)
-        if not all(np.array_equal(columns_there[name], column) for name, column in columns.items()):
-            raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
-        groups_there = {name: columns_there[name] for name in columns_there if name not in columns}
-        same = groups_there.keys() == grouped.keys() and all(
-            np.array_equal(column, grouped[name]) for name, column in groups_there.items()
-        )
-        if groups is not None and groups_there and not same:
-            raise ValueError(f"{directory} holds a run with other groups of images")
+        stored = _read_columns(directory)
+        given = columns if groups is None or len(stored) == len(columns) else {**columns, **grouped}
+        if not all(np.array_equal(stored[name], column) for name, column in given.items()):
+            raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
         return
     names = (_PILOT_MANIFEST, _PILOT, MANIFESTS["calibration"], "calibration.json")
     later = [name for name in names if (directory / name).exists()]
