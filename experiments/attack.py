@@ -27,6 +27,7 @@ from dime_jax.attacks.base import grid
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.core.ideal import IdealDenoiser
 from dime_jax.core.schedule import linear_schedule
+from dime_jax.data.roles import own_transforms
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
 from dime_jax.loading import checkpoints, opening
@@ -53,8 +54,9 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     """
     attack = config.attack
     if attack.model == "closed_form":
-        transform = data.transform_for(study.source, tuple(attack.image_shape))
-        members = np.stack([transform(study.source[i].image) for i in study.split.member])
+        source = own_transforms(study.source, tuple(attack.image_shape))
+        transform = data.transform_for(source, tuple(attack.image_shape))
+        members = np.stack([transform(source[i].image) for i in study.split.member])
         return IdealDenoiser(members, linear_schedule())
     options = ConversionOptions()
     if attack.model == "converted":
@@ -154,6 +156,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
+    if not attack.transform:
+        study = study._replace(source=own_transforms(study.source, denoiser.image_shape))
     transform = transform_of(config, study.source, denoiser.image_shape)
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)

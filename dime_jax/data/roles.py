@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +105,15 @@ def open_roles(
 
 def join_known(members: Source, heldout: Source, shape: tuple[int, ...]) -> tuple[Source, Split]:
     """One source of members and held-out images, each preprocessed as its own source says, and its split."""
-    return join(*_alike([members, heldout], shape)), split_of_joined(members, heldout)
+    return own_transforms(join(members, heldout), shape), split_of_joined(members, heldout)
+
+
+def own_transforms(source: Source, shape: tuple[int, ...]) -> Source:
+    """The source with each image put through the pipeline of the set that it comes from, where two were joined."""
+    if not source.parts:
+        return source
+    preprocessed = [_preprocessed(part, shape) for part in source.parts]
+    return dataclasses.replace(source, read=join(*preprocessed).read, parts=())
 
 
 def _reserve_candidates(source: Source, split: Split, seed: int) -> Roles:
@@ -122,15 +130,7 @@ def _append(first: Source, candidates: Source, shape: tuple[int, ...]) -> Source
     ids = list(candidates.ids)
     if set(ids) & set(first.ids):
         ids = [f"candidates/{id}" for id in ids]
-    joined = join(*_alike([first, candidates], shape))
-    return dataclasses.replace(joined, ids=[*first.ids, *ids])
-
-
-def _alike(sources: Sequence[Source], shape: tuple[int, ...]) -> list[Source]:
-    """Sources to join. If their pipelines differ, each is put through its own first, which joining would forget."""
-    if len({source.transform for source in sources}) == 1:
-        return list(sources)
-    return [_preprocessed(source, shape) for source in sources]
+    return dataclasses.replace(own_transforms(join(first, candidates), shape), ids=[*first.ids, *ids])
 
 
 def _preprocessed(source: Source, shape: tuple[int, ...]) -> Source:

@@ -1,6 +1,7 @@
 """Calibrate, then test, in stages: against the same protocol in memory, and what may and may not influence it."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import dime_jax as dj
 from dime_jax import attacks
 from dime_jax._util import digests, records
 from dime_jax.core import draws
+from dime_jax.evidence import metrics
 from dime_jax.findings import json_files
 from dime_jax.guards import identity, model_check
 from dime_jax.protocol import calibration, pipeline
@@ -179,3 +181,60 @@ def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
     pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
     results = json_files.read_results(tmp_path)
     assert results.warnings == ("1 of 200 test images were left out: unreadable or no finite answer",)
+
+
+@pytest.fixture(scope="module")
+def grouped(directory, results, halves, tmp_path_factory):
+    """The same run with groups of four neighbours, of which some lie in both halves and on both sides."""
+    copy = tmp_path_factory.mktemp("grouped")
+    groups = np.where(np.arange(80) < 72, np.arange(80) // 4, -1)
+    pipeline.begin(copy, JOBS, halves, SEED, groups=groups)
+    for name in ("calibration", "test"):
+        shutil.copytree(directory / name, copy / name)
+    pipeline.calibrate_run(copy)
+    return copy, groups
+
+
+def test_groups_are_stored_and_intervals_allow_for_them(grouped, directory, results, halves):
+    copy, groups = grouped
+    np.testing.assert_array_equal(pipeline.read_groups(copy), groups)
+    assert pipeline.read_halves(copy).test.member.tolist() == halves.test.member.tolist()
+    found = pipeline.evaluate_run(copy)
+    table = score_table.read_table(copy / "test")
+    for frozen, row, plain in zip(pipeline.read_calibrations(copy), found.results, results.results):
+        scores = [pipeline.frozen_scores(table, frozen, np.sort(side)) for side in halves.test.sides]
+        own = tuple(groups[np.sort(side)] for side in halves.test.sides)
+        assert row.auc.value == plain.auc.value
+        np.testing.assert_allclose(row.auc, metrics.auc_interval(*scores, groups=own), atol=1e-6)
+    assert any(row.auc != plain.auc for row, plain in zip(found.results, results.results))
+    assert found.direction.aucs != results.direction.aucs
+    calibrated = tuple(auc for auc in found.direction.aucs if auc.half == "calibration")
+    assert pipeline.read_direction(copy, ["calibration"]).aucs == calibrated != ()
+    # A run that has none stored is read as one without groups, unless they are given.
+    assert pipeline.read_groups(directory) is None
+    assert pipeline.evaluation(directory, groups=groups).direction == found.direction
+
+
+def test_a_run_goes_on_with_its_own_groups_only(grouped, directory, results, halves):
+    copy, groups = grouped
+    pipeline.begin(copy, JOBS, halves, SEED, groups=groups)
+    pipeline.begin(copy, JOBS, halves, SEED)
+    with pytest.raises(ValueError, match="holds a run with other members, held-out images, groups or halves"):
+        pipeline.begin(copy, JOBS, halves, SEED, groups=np.where(groups == 3, -1, groups))
+    pipeline.begin(directory, JOBS, halves, SEED, groups=groups)  # begun before groups were stored
+    assert pipeline.read_groups(directory) is None
+
+
+def test_only_the_first_process_writes(grouped, halves, tmp_path, monkeypatch):
+    shutil.copytree(grouped[0], tmp_path / "run")
+    for name in ("calibration.json", "results.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    files = sorted((tmp_path / "run").rglob("*"))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    pipeline.begin(tmp_path / "new", JOBS, halves, SEED)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"no .*calibration.json: calibrate first"):
+        pipeline.calibrate_run(tmp_path / "run")
+    shutil.copy(grouped[0] / "calibration.json", tmp_path / "run")
+    assert pipeline.evaluate_run(tmp_path / "run").results
+    assert sorted((tmp_path / "run").rglob("*")) == sorted([*files, tmp_path / "run" / "calibration.json"])
