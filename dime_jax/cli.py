@@ -108,11 +108,11 @@ def _score(args: argparse.Namespace) -> int:
     denoiser = _open_model(args, args.run)
     images, halves = open_as_given(config, denoiser)
     for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
-        print(f"warning: {warning}", file=sys.stderr)
+        config.options.say(f"warning: {warning}")
     if args.tune:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)
-    run_protocol(config, denoiser, images, halves, [args.half], lambda text: print(text, file=sys.stderr))
+    run_protocol(config, denoiser, images, halves, [args.half])
     table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     saved = pipeline.read_thrift(args.run) if args.half == "calibration" else None
@@ -122,11 +122,14 @@ def _score(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
+    from dime_jax.findings import wording
     from dime_jax.protocol import pipeline
 
     _load_attack_module(args)
     for frozen in pipeline.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
+    for alarm in wording.direction_alarms(pipeline.read_direction(args.run, ["calibration"])):
+        print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from dime_jax._util.progress import duration
@@ -79,9 +79,7 @@ def _at_most(count: int, most: int | None) -> int:
     return count if most is None else min(count, most)
 
 
-def announced(
-    config: AuditConfig, images: CheckedImages, denoiser: Denoiser, say: Callable[[AuditConfig, str], None]
-) -> AuditConfig:
+def announced(config: AuditConfig, images: CheckedImages, denoiser: Denoiser) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
     Above ten minutes it also says which command is quicker, and what that one loses. Nothing is asked to find out.
@@ -93,7 +91,7 @@ def announced(
         if not said:
             said = True
             for line in announcement(config, images, denoiser.schedule, seconds, config.offered(denoiser)):
-                say(config, line)
+                config.options.say(line)
 
     return dataclasses.replace(config, options=dataclasses.replace(config.options, on_rate=on_rate))
 

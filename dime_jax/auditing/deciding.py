@@ -1,6 +1,6 @@
 """Which attack decides about the candidates: calibrated and chosen on one half, or stated where nobody is known."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,13 +50,7 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(
-    config: AuditConfig,
-    denoiser: Denoiser,
-    images: CheckedImages,
-    stages: Sequence[str],
-    say: Callable[[str], object] = lambda text: None,
-) -> Decision:
+def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, stages: Sequence[str]) -> Decision:
     """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
 
     Args:
@@ -64,19 +58,15 @@ def decide(
       denoiser: the model.
       images: to ask about.
       stages: of the protocol, the calibration of attacks among them.
-      say: is told at once if the model is no denoiser.
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
         decider = pipeline.theory_weights(denoiser.schedule, setting)
-        guarded = pipeline.guard(
-            directory, denoiser, images.source, heldout, seed=config.seed, options=config.options, say=say
-        )
-        return Decision(decider, why, heldout, None, setting, guarded.options)
+        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images).options)
     halves = cut(config, images.split, images.source, images.groups)
-    guarded = run_protocol(config, denoiser, images, halves, stages, say)
+    guarded = run_protocol(config, denoiser, images, halves, stages)
     choice = choose_decider(
         pipeline.read_calibrations(directory),
         pipeline.asked_labels(directory),
@@ -92,7 +82,6 @@ def run_protocol(
     images: CheckedImages,
     halves: data.Halves,
     stages: Sequence[str],
-    say: Callable[[str], object],
 ) -> pipeline.Guarded:
     """Take stages of the protocol with the attacks and settings of a config; arguments as for `pipeline.run`."""
     jobs = config.jobs(config.offered(denoiser))
@@ -109,7 +98,15 @@ def run_protocol(
         options=config.options,
         thrifty=config.thrifty,
         stages=stages,
-        say=say,
+        say=config.options.say,
+    )
+
+
+def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> pipeline.Guarded:
+    """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
+    options, heldout = config.options, images.split.heldout
+    return pipeline.guard(
+        config.directory, denoiser, images.source, heldout, seed=config.seed, options=options, say=options.say
     )
 
 

@@ -13,14 +13,13 @@ from dime_jax._util.distributed import on_first_process
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.deciding import decide
+from dime_jax.auditing.deciding import decide, guard
 from dime_jax.auditing.images import open_images
 from dime_jax.auditing.stages import (
     AuditResult,
     asked_captions,
     describe_model,
     environment,
-    say,
     say_savings,
     score_candidates,
 )
@@ -29,7 +28,6 @@ from dime_jax.findings import json_files
 from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import CompareArrays
 from dime_jax.protocol.facts import BeforeAfter, CompareFacts, ImageCounts
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
@@ -53,20 +51,13 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
-        say(config, f"warning: {warning}")
+        config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-
-    def warn(text: str) -> None:
-        say(config, text)
-
-    heldout = images.split.heldout
-    guarded = pipeline.guard(
-        config.directory, models[1].denoiser, images.source, heldout, seed=config.seed, options=config.options, say=warn
-    )
-    decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"), warn)
+    guarded = guard(config, models[1].denoiser, images)
+    decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
     say_savings(config)
     for name, model, options in zip(MODELS, models, (decision.options, guarded.options)):
-        say(config, f"{name}: {model.describe()}")
+        config.options.say(f"{name}: {model.describe()}")
         asked = decision._replace(options=options)
         score_candidates(config, model.denoiser, images, asked, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
@@ -129,7 +120,7 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
         raise ValueError("expected both models on one server where a token is named: it is sent to no other")
     options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
     return [
-        open_model(model, config.directory, config.conversion, lambda text: say(config, text), remote)
+        open_model(model, config.directory, config.conversion, config.options.say, remote)
         for model, remote in zip(named, options)
     ]
 

@@ -6,7 +6,6 @@ Every stage that makes queries continues where it was interrupted; the others ta
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.data import Split
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.findings import finding, json_files
@@ -57,16 +55,14 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text), config.remote)
+    model = open_model(config.model, config.directory, config.conversion, config.options.say, config.remote)
     images = open_images(config, model.denoiser)
-    say(config, _introduction(model, images))
+    config.options.say(_introduction(model, images))
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
-        say(config, f"warning: {warning}")
+        config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    config = cost.announced(config, images, model.denoiser, say)
-    decision = decide(
-        config, model.denoiser, images, ("calibration", "calibrate", "test"), lambda text: say(config, text)
-    )
+    config = cost.announced(config, images, model.denoiser)
+    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"))
     say_savings(config)
     if len(images.candidates):
         score_candidates(
@@ -101,8 +97,8 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         images=ImageCounts(
             members=len(images.split.member),
             heldout=len(images.split.heldout),
-            calibration=None if halves is None else _sizes(halves.calibration),
-            test=None if halves is None else _sizes(halves.test),
+            calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
+            test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
             candidates=len(images.candidates) + unusable.candidates,
             unusable=unusable,
         ),
@@ -144,29 +140,35 @@ def score_candidates(
     config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision, directory: pathlib.Path
 ) -> None:
     """Ask about the candidates, and about the held-out images to compare them with, by the attack that decides."""
-    scoring.score(
-        denoiser,
-        images.source,
-        [pipeline.frozen_job(decision.decider)],
-        directory,
-        indices=pipeline.shuffled(np.concatenate([decision.heldout, images.candidates]), config.seed),
-        tolerated=images.candidates,
-        seed=config.seed,
-        options=decision.options.within(config.directory),
-    )
+    both = np.concatenate([decision.heldout, images.candidates])
+    _score(config, denoiser, images.source, decision, directory, both, images.candidates)
 
 
 def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision) -> None:
     """Ask about variations of the held-out images and of the candidates alike."""
     source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
-    places = np.arange(len(source))
+    places, directory = np.arange(len(source)), variations_directory(config.directory, decision.label)
+    of_candidates = places[len(decision.heldout) * len(VARIATIONS) :]
+    _score(config, denoiser, source, decision, directory, places, of_candidates)
+
+
+def _score(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    source: data.Source,
+    decision: Decision,
+    directory: pathlib.Path,
+    indices: np.ndarray,
+    tolerated: np.ndarray,
+) -> None:
+    """Score some images by the attack that decides; `tolerated` as for `scoring.score`."""
     scoring.score(
         denoiser,
         source,
         [pipeline.frozen_job(decision.decider)],
-        variations_directory(config.directory, decision.label),
-        indices=pipeline.shuffled(places, config.seed),
-        tolerated=places[len(decision.heldout) * len(VARIATIONS) :],
+        directory,
+        indices=pipeline.shuffled(indices, config.seed),
+        tolerated=tolerated,
         seed=config.seed,
         options=decision.options.within(config.directory),
     )
@@ -187,10 +189,6 @@ def _report(record: Record, warnings: Sequence[str] = ()) -> AuditResult:
 
     on_first_process(write)
     return AuditResult(found.results, record.directory, record.directory / html.PAGE)
-
-
-def _sizes(split: Split) -> HalfCounts:
-    return HalfCounts(len(split.member), len(split.heldout))
 
 
 def describe_model(model: OpenedModel) -> ModelFacts:
@@ -236,10 +234,4 @@ def say_savings(config: AuditConfig) -> None:
     """What thrifty calibration saved."""
     found = pipeline.read_thrift(config.directory) if config.thrifty else None
     if found is not None:
-        say(config, found.describe())
-
-
-def say(config: AuditConfig, text: str) -> None:
-    """One line on standard error, unless the run is silent."""
-    if not config.options.silent:
-        print(text, file=sys.stderr)
+        config.options.say(found.describe())
