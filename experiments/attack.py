@@ -187,7 +187,6 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         halves,
         jobs,
         heldout=study.split.heldout,
-        groups=groups,
         seed=seed,
         transform=transform,
         options=options,

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.special
 
 from dime_jax import scoring
-from dime_jax._util.distributed import on_first_process
+from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import OWN, Denoiser
@@ -69,7 +69,9 @@ def guarded(
     if denoiser.traceable and not denoiser.known_by_name_only:
         return options
     directory = pathlib.Path(directory)
-    if _entry(directory, denoiser.fingerprint).answer is None:
+    # All processes look before the first one writes, or they would wait for each other at different places.
+    known = together(lambda: _entry(directory, denoiser.fingerprint).answer)
+    if known is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
         return options
     once = functools.cache(lambda: recognise(directory, denoiser, options))
