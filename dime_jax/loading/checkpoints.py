@@ -293,7 +293,7 @@ def _write_variables_apart(path: Path, variables: Any) -> None:
     leaves = {"/".join(key.key for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(variables)}
     file = path.with_name("variables.npz")
     np.savez(file, allow_pickle=False, **leaves)
-    script = "import sys; from dime_jax import checkpoints; checkpoints._write_variables_of(*sys.argv[1:])"
+    script = "import sys; from dime_jax.loading import checkpoints; checkpoints._write_variables_of(*sys.argv[1:])"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}  # devices are taken
     command = [sys.executable, "-c", script, str(file), str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -276,7 +276,7 @@ def test_first_process_raises_its_own_error():
 
 PROGRAM = """
 import runpy
-from dime_jax import model_check
+from dime_jax.guards import model_check
 model_check.IMAGES = 2  # as `run_smoke`
 runpy.run_module("experiments.attack", run_name="__main__")
 """
