@@ -1,71 +1,47 @@
-from . import attacks, data, evidence
-from .attacks import (
-    Attack,
-    DimeStats,
-    DimeTerms,
-    decide,
-    dime_bands,
-    dime_central_terms,
-    dime_score,
-    dime_terms,
-    loss,
-    pia,
-    register_attack,
-    secmi,
-    sima,
-    sima_mc,
-    theory_phi,
-)
-from .auditing import AuditConfig, AuditResult, audit, compare
-from .core.denoiser import Denoiser
-from .core.ideal import ErrorDecomposition, IdealDenoiser
-from .core.schedule import NoiseSchedule, cosine_schedule, linear_schedule, schedule_from_betas
-from .evidence import metrics
-from .guards.wiring import DenoiserCheck, check_denoiser
-from .loading.opening import ConversionOptions, OpenedModel, load_denoiser, open_model
-from .protocol import calibration
-from .remote import RemoteDenoiser, RemoteOptions
+from . import attacks as attacks
+from . import data as data
+from . import evidence as evidence
+from .attacks import Attack as Attack
+from .attacks import DimeStats as DimeStats
+from .attacks import DimeTerms as DimeTerms
+from .attacks import decide as decide
+from .attacks import dime_bands as dime_bands
+from .attacks import dime_central_terms as dime_central_terms
+from .attacks import dime_score as dime_score
+from .attacks import dime_terms as dime_terms
+from .attacks import loss as loss
+from .attacks import pia as pia
+from .attacks import register_attack as register_attack
+from .attacks import secmi as secmi
+from .attacks import sima as sima
+from .attacks import sima_mc as sima_mc
+from .attacks import theory_phi as theory_phi
+from .auditing import AuditConfig as AuditConfig
+from .auditing import AuditResult as AuditResult
+from .auditing import audit as audit
+from .auditing import compare as compare
+from .core.denoiser import Denoiser as Denoiser
+from .core.draws import rademacher as rademacher
+from .core.ideal import ErrorDecomposition as ErrorDecomposition
+from .core.ideal import IdealDenoiser as IdealDenoiser
+from .core.schedule import NoiseSchedule as NoiseSchedule
+from .core.schedule import cosine_schedule as cosine_schedule
+from .core.schedule import linear_schedule as linear_schedule
+from .core.schedule import schedule_from_betas as schedule_from_betas
+from .evidence import metrics as metrics
+from .findings.json_files import read_record as read_record
+from .guards.wiring import DenoiserCheck as DenoiserCheck
+from .guards.wiring import check_denoiser as check_denoiser
+from .loading.opening import ConversionOptions as ConversionOptions
+from .loading.opening import OpenedModel as OpenedModel
+from .loading.opening import load_denoiser as load_denoiser
+from .loading.opening import open_model as open_model
+from .protocol import calibration as calibration
+from .remote import RemoteDenoiser as RemoteDenoiser
+from .remote import RemoteOptions as RemoteOptions
+from .scoring import Budget as Budget
+from .scoring import Retry as Retry
+from .scoring import ScoringOptions as ScoringOptions
+from .scoring import TryLater as TryLater
 
 __version__: str
-
-__all__ = [
-    "Attack",
-    "AuditConfig",
-    "AuditResult",
-    "ConversionOptions",
-    "Denoiser",
-    "DenoiserCheck",
-    "DimeStats",
-    "DimeTerms",
-    "ErrorDecomposition",
-    "IdealDenoiser",
-    "NoiseSchedule",
-    "OpenedModel",
-    "RemoteDenoiser",
-    "RemoteOptions",
-    "attacks",
-    "audit",
-    "calibration",
-    "check_denoiser",
-    "compare",
-    "cosine_schedule",
-    "data",
-    "decide",
-    "dime_bands",
-    "dime_central_terms",
-    "dime_score",
-    "dime_terms",
-    "evidence",
-    "linear_schedule",
-    "load_denoiser",
-    "loss",
-    "metrics",
-    "open_model",
-    "pia",
-    "register_attack",
-    "schedule_from_betas",
-    "secmi",
-    "sima",
-    "sima_mc",
-    "theory_phi",
-]

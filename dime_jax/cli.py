@@ -99,7 +99,6 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax import scoring
     from dime_jax.auditing.deciding import run_protocol
     from dime_jax.auditing.images import open_as_given
-    from dime_jax.protocol import pipeline
     from dime_jax.scoring import score_table
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
@@ -115,9 +114,6 @@ def _score(args: argparse.Namespace) -> int:
     run_protocol(config, denoiser, images, halves, [args.half])
     table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
-    saved = pipeline.read_thrift(args.run) if args.half == "calibration" else None
-    if saved is not None:
-        print(saved.describe())
     return DONE
 
 
@@ -178,7 +174,7 @@ def _check_model(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from dime_jax import serve
+    from dime_jax.remote import serve
     from dime_jax.remote.options import NO_REMOTE_OPTIONS
 
     settings = serve.ServeOptions(args.host, args.port, args.token_env, args.max_batch, args.rate)
@@ -463,11 +459,11 @@ def _add_serve(commands: _Commands) -> None:
         commands,
         "serve",
         _serve,
-        "host a model over the Open Inference Protocol (KServe v2), for those who may ask it but not have it",
+        "host a model over the Open Inference Protocol (KServe v2), for clients that may query it without its weights",
         "dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN",
     )
     serve.add_argument("model", help="the model, named as in `audit --model`")
-    serve.add_argument("--name", help="what it is called in its address (default: its own name)")
+    serve.add_argument("--name", help="the model's name in its URL (default: its own name)")
     serve.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine)"
     )
@@ -475,9 +471,11 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--token_env",
         metavar="NAME",
-        help="the environment variable with the token that is asked for",
+        help="the environment variable that holds the token clients must send",
     )
-    serve.add_argument("--max_batch", type=int, default=64, help="images in one request (default: %(default)s)")
+    serve.add_argument(
+        "--max_batch", type=int, default=64, help="the most images in one request (default: %(default)s)"
+    )
     serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
     serve.add_argument(
         "--cache",
@@ -536,12 +534,6 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         help="use at most this many members, and as many held-out images, to choose settings",
     )
     parser.add_argument("--test_size", type=int, help="test at most this many members, and as many held-out images")
-    parser.add_argument(
-        "--thrifty",
-        action="store_true",
-        help="choose settings with at most half the queries: all of them are tried on an eighth of the calibration "
-        "images, and only the best on the whole half",
-    )
     parser.add_argument("--seed", type=int, default=0, help="seed for halves and random draws (default: 0)")
 
 

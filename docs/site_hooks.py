@@ -129,6 +129,6 @@ def _defined(module: types.ModuleType, seen: set[str]) -> list[str]:
 
 
 def _ours(one: type | types.FunctionType, module: types.ModuleType) -> bool:
-    if not hasattr(module, "__all__"):
-        return one.__module__ == module.__name__
-    return one.__module__.split(".")[0] in ("dime_jax", "checkpoints_convert")
+    if hasattr(module, "__path__"):  # a package shows what its modules define
+        return one.__module__.split(".")[0] in ("dime_jax", "checkpoints_convert")
+    return one.__module__ == module.__name__

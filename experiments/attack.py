@@ -4,7 +4,7 @@
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
-                      images_alone.json, what the images show without the model
+                      without_model.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -35,9 +35,9 @@ from dime_jax.protocol import pipeline
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
-from experiments import generated, images_alone
+from experiments import generated, without_model
 from experiments.launch import launch
-from experiments.study import Study, generated_directory, open_study, transform_of
+from experiments.study_data import Study, generated_directory, open_study, transform_of
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -162,22 +162,22 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves, looked = halves_of(config, study), list[images_alone.Looked]()
+    halves, looked = halves_of(config, study), list[without_model.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 
     def look() -> None:
         if not pipeline.is_begun(directory):
-            looked.append(images_alone.look(study.source, halves, transform, config.seed))
+            looked.append(without_model.look(study.source, halves, transform, config.seed))
 
     def record() -> None:
         for found in looked:
-            images_alone.write(directory, found.alone)
+            without_model.write(directory, found.alone)
         made_from = {"file": config_file, "config": without_places(config)}
         files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
 
     on_first_process(look)
     groups = looked[0].groups if looked else None
-    pipeline.begin(directory, jobs, halves, seed, groups=groups, thrifty=attack.thrifty)
+    pipeline.begin(directory, jobs, halves, seed, groups=groups)
     on_first_process(record)
     # That the model is no denoiser is only recorded: the networks of :smoke are random.
     pipeline.run(
@@ -190,11 +190,10 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         seed=seed,
         transform=transform,
         options=options,
-        thrifty=attack.thrifty,
         stages=("calibration", "calibrate", "test"),
     )
-    on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
-    on_first_process(lambda: images_alone.write_results(directory))
+    on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
+    on_first_process(lambda: without_model.write_results(directory))
     results = json_files.read_results(directory)
     assert isinstance(results, StudyFindings)
     return results
@@ -204,11 +203,8 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
     results = run(config, workdir, config_file)
     if jax.process_index() == 0:
-        saved = pipeline.read_thrift(pathlib.Path(workdir) / "attack")
-        if saved is not None:
-            print(saved.describe())
         tables.print_results(results, rich.console.Console())
-        print(f"Without the model: {images_alone.describe(results)}.")
+        print(f"Without the model: {without_model.describe(results)}.")
 
 
 if __name__ == "__main__":

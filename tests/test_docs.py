@@ -5,6 +5,7 @@ Marked blocks are still read: options must exist, and Python must parse.
 
 import ast
 import importlib.util
+import json
 import pathlib
 import re
 import shlex
@@ -32,7 +33,7 @@ RUN_BY = {
     ),
     ("add_attack.md", "import dime_jax as dj"): "tests/auditing/test_audit_own_attack.py",
     ("audit_function.md", "import numpy as np"): "tests/parity/test_docs_parity.py",  # needs PyTorch
-    ("audit_function.md", "from dime_jax import scoring"): "tests/test_docs.py",
+    ("audit_function.md", "import dime_jax as dj"): "tests/test_docs.py",
 }
 COMMANDS_RUN_BY = {
     "dime-jax audit": "tests/test_wheel.py",
@@ -78,8 +79,17 @@ def test_python_parses_and_is_run_or_marked(block):
     assert block.marked or (test is not None and (ROOT / test).is_file()), block.text
 
 
+def test_pages_import_only_what_is_public():
+    notebook = json.loads((ROOT / "docs/five_minutes.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join([*(block.text for block in PYTHON), *cells])
+    imported = re.findall(r"^\s*(?:from|import) (dime_jax\S*|checkpoints_convert\S*)", code, re.MULTILINE)
+    assert "dime_jax.attacks" in imported
+    assert set(imported) <= {"dime_jax", "dime_jax.attacks", "dime_jax.data"}
+
+
 def test_the_budget_of_audit_function_is_one():
-    (block,) = [block for block in PYTHON if block.text.startswith("from dime_jax import scoring\n")]
+    (block,) = [block for block in PYTHON if "dj.Budget" in block.text]
     names: dict = {}
     exec(block.text, names)
     assert names["options"].budget.total == 10_000

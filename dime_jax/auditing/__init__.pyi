@@ -1,5 +1,6 @@
-from .config import AuditConfig
-from .deletion import compare, report_comparison
-from .stages import AuditResult, audit, report
-
-__all__ = ["AuditConfig", "AuditResult", "audit", "compare", "report", "report_comparison"]
+from .config import AuditConfig as AuditConfig
+from .deletion import compare as compare
+from .deletion import report_comparison as report_comparison
+from .stages import AuditResult as AuditResult
+from .stages import audit as audit
+from .stages import report as report

@@ -20,7 +20,6 @@ from dime_jax.auditing.stages import (
     asked_captions,
     describe_model,
     environment,
-    say_savings,
     score_candidates,
 )
 from dime_jax.core.denoiser import Denoiser
@@ -55,7 +54,6 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     config.directory.mkdir(parents=True, exist_ok=True)
     guarded = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    say_savings(config)
     for name, model, options in zip(MODELS, models, (decision.options, guarded.options)):
         config.options.say(f"{name}: {model.describe()}")
         asked = decision._replace(options=options)

@@ -63,7 +63,6 @@ def audit(config: AuditConfig) -> AuditResult:
     config.directory.mkdir(parents=True, exist_ok=True)
     config = cost.announced(config, images, model.denoiser)
     decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"))
-    say_savings(config)
     if len(images.candidates):
         score_candidates(
             config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
@@ -228,10 +227,3 @@ def _introduction(model: OpenedModel, images: CheckedImages) -> str:
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))
     return model.describe() + "\n" + ", ".join(f"{n:,} {what}" for n, what in counts if n)
-
-
-def say_savings(config: AuditConfig) -> None:
-    """What thrifty calibration saved."""
-    found = pipeline.read_thrift(config.directory) if config.thrifty else None
-    if found is not None:
-        config.options.say(found.describe())

@@ -1,62 +1,38 @@
 """Data as users have it: sources, transforms, splits and duplicates (`dj.data`)."""
 
-from dime_jax.data.batches import Batch, ImageReport, TooManyBadImages, batches, fingerprint
-from dime_jax.data.captions import reduced_captions
-from dime_jax.data.duplicates import DuplicateReport, Duplicates, find_duplicates, remove_shared, report_duplicates
-from dime_jax.data.groups import merge_groups, read_groups, shared_groups
-from dime_jax.data.opening import open_source
-from dime_jax.data.pairs import Pair
-from dime_jax.data.sources import BadImage, Item, Source, empty_captions, from_images, join, require_captions
-from dime_jax.data.splits import (
-    Halves,
-    Split,
-    halves,
-    identity_split,
-    per_class_split,
-    random_split,
-    read_split,
-    sima_celeba_split,
-    split_of_joined,
-    write_split,
-)
-from dime_jax.data.transforms import Transform, get_transform, recognise_range, transform_for
-
-__all__ = [
-    "BadImage",
-    "Batch",
-    "DuplicateReport",
-    "Duplicates",
-    "Halves",
-    "ImageReport",
-    "Item",
-    "Pair",
-    "Source",
-    "Split",
-    "TooManyBadImages",
-    "Transform",
-    "batches",
-    "empty_captions",
-    "find_duplicates",
-    "fingerprint",
-    "from_images",
-    "get_transform",
-    "halves",
-    "identity_split",
-    "join",
-    "merge_groups",
-    "open_source",
-    "per_class_split",
-    "random_split",
-    "read_groups",
-    "read_split",
-    "recognise_range",
-    "reduced_captions",
-    "remove_shared",
-    "report_duplicates",
-    "require_captions",
-    "shared_groups",
-    "sima_celeba_split",
-    "split_of_joined",
-    "transform_for",
-    "write_split",
-]
+from dime_jax.data.batches import Batch as Batch
+from dime_jax.data.batches import TooManyBadImages as TooManyBadImages
+from dime_jax.data.batches import batches as batches
+from dime_jax.data.batches import fingerprint as fingerprint
+from dime_jax.data.captions import reduced_captions as reduced_captions
+from dime_jax.data.duplicates import DuplicateReport as DuplicateReport
+from dime_jax.data.duplicates import Duplicates as Duplicates
+from dime_jax.data.duplicates import find_duplicates as find_duplicates
+from dime_jax.data.duplicates import remove_shared as remove_shared
+from dime_jax.data.duplicates import report_duplicates as report_duplicates
+from dime_jax.data.groups import merge_groups as merge_groups
+from dime_jax.data.groups import read_groups as read_groups
+from dime_jax.data.groups import shared_groups as shared_groups
+from dime_jax.data.opening import open_source as open_source
+from dime_jax.data.pairs import Pair as Pair
+from dime_jax.data.sources import BadImage as BadImage
+from dime_jax.data.sources import Item as Item
+from dime_jax.data.sources import Source as Source
+from dime_jax.data.sources import empty_captions as empty_captions
+from dime_jax.data.sources import from_images as from_images
+from dime_jax.data.sources import join as join
+from dime_jax.data.sources import require_captions as require_captions
+from dime_jax.data.splits import Halves as Halves
+from dime_jax.data.splits import Split as Split
+from dime_jax.data.splits import halves as halves
+from dime_jax.data.splits import identity_split as identity_split
+from dime_jax.data.splits import per_class_split as per_class_split
+from dime_jax.data.splits import random_split as random_split
+from dime_jax.data.splits import read_split as read_split
+from dime_jax.data.splits import sima_celeba_split as sima_celeba_split
+from dime_jax.data.splits import split_of_joined as split_of_joined
+from dime_jax.data.splits import write_split as write_split
+from dime_jax.data.transforms import Transform as Transform
+from dime_jax.data.transforms import get_transform as get_transform
+from dime_jax.data.transforms import recognise_range as recognise_range
+from dime_jax.data.transforms import transform_for as transform_for

@@ -18,7 +18,6 @@ import numpy as np
 
 from dime_jax._util import csv as _csv
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import Absent
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
 from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
@@ -90,7 +89,7 @@ class DuplicateFacts:
       left_out: images that were left out for that.
       candidates_among_members: candidates that are copies of known members.
       candidates_among_heldout: candidates that are copies of held-out images.
-      candidates: those of which there are copies; None for audits of older versions.
+      candidates: those of which there are copies.
     """
 
     exact_pairs: int
@@ -101,7 +100,7 @@ class DuplicateFacts:
     left_out: int
     candidates_among_members: int
     candidates_among_heldout: int
-    candidates: Absent[tuple[CandidateCopy, ...]] = None
+    candidates: tuple[CandidateCopy, ...]
 
 
 class UnusableImage(NamedTuple):
@@ -367,7 +366,7 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
 
 
 def _copy_warnings(facts: DuplicateFacts) -> list[str]:
-    among = sum(copy.role == "candidates" for copy in facts.candidates or ())
+    among = sum(copy.role == "candidates" for copy in facts.candidates)
     left_in = 0 if facts.left_out else facts.across_member_heldout
     said = (
         (left_in, "clusters of copies lie across members and held-out images, and were left in"),

@@ -5,7 +5,7 @@ the same name would be given the answers of the first. So one query is spent on 
 every resume, and the answers must agree to 1e-4 of their size: accelerators round. At the beginning it is asked twice:
 a model whose answers are noisy cannot be asked for differences between two of them.
 
-RUN/model_answer.json       {fingerprint: {queries, answer, noise}}; queries are entered before they are asked
+RUN/model_answer.json       {fingerprint: {queries, answer, noise}}
 RUN/queries-answer.bin      their ledger; they are about no image of the run
 """
 
@@ -27,7 +27,7 @@ from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import OWN, Denoiser
-from dime_jax.guards.memory import recall, remember
+from dime_jax.guards import memory
 from dime_jax.scoring import planning, query_ledger
 from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger
 
@@ -70,7 +70,7 @@ def guarded(
         return options
     directory = pathlib.Path(directory)
     # All processes look before the first one writes, or they would wait for each other at different places.
-    known = together(lambda: _entry(directory, denoiser.fingerprint).answer)
+    known = together(lambda: _recall(directory, denoiser.fingerprint).answer)
     if known is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
         return options
@@ -101,12 +101,12 @@ def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Scor
 
 def queries(directory: pathlib.Path, fingerprint: str) -> int:
     """How many queries that took, so far."""
-    return _entry(directory, fingerprint).queries
+    return _recall(directory, fingerprint).queries
 
 
 def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
     """A line on what cannot be expected of a model whose answers are noisy; none for others."""
-    noise = _entry(directory, fingerprint).noise
+    noise = _recall(directory, fingerprint).noise
     if noise <= TOLERANCE:
         return []
     divided, remain = _by_differences(attack_names([OWN]))
@@ -126,24 +126,20 @@ def _by_differences(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    made, entry = query_ledger.queries_made(directory), _entry(directory, denoiser.fingerprint)
+    made, entry = query_ledger.queries_made(directory), _recall(directory, denoiser.fingerprint)
     total, needed = options.budget.total, 2 if entry.answer is None else 1
     if total is not None and total - made < needed:
         if made == 0:
             raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
         options.say("warning: the budget is used up, so it is not checked that this is the same model")
         return
-    if not recall(directory / FILE, _Entry) and any(directory.rglob("manifest.json")):  # of a score table
-        options.say(
-            "warning: begun by an older version, which kept no answer of the model: make sure it is still the same"
-        )
     allowance = None if total is None else total - made
     with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
         answers = [_ask(directory, denoiser, options, ledger) for _ in range(needed)]
     if entry.answer is None:
-        noise = _difference(answers[0], answers[1])
-        known = _Entry(queries(directory, denoiser.fingerprint), tuple(answers[0].tolist()), noise)
-        remember(directory / FILE, denoiser.fingerprint, known)
+        asked, answer = queries(directory, denoiser.fingerprint), tuple(answers[0].tolist())
+        found = _Entry(asked, answer, _difference(answers[0], answers[1]))
+        memory.remember(directory / FILE, denoiser.fingerprint, found)
     else:
         _check_same(denoiser, np.asarray(entry.answer), answers[0], entry.noise)
     for line in noise_warnings(directory, denoiser.fingerprint) if entry.answer is None else ():
@@ -172,8 +168,8 @@ def _ask(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOp
 
     def debit(part: slice) -> None:
         ledger.debit(np.array([NO_IMAGE]))
-        entry = _entry(directory, denoiser.fingerprint)
-        remember(directory / FILE, denoiser.fingerprint, entry._replace(queries=entry.queries + 1))
+        entry = _recall(directory, denoiser.fingerprint)
+        memory.remember(directory / FILE, denoiser.fingerprint, entry._replace(queries=entry.queries + 1))
 
     answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=options.say)
     flat = np.asarray(answer, np.float64).ravel()
@@ -191,5 +187,5 @@ def _question(denoiser: Denoiser) -> tuple[np.ndarray, int, PyTree]:
     return x, denoiser.schedule.num_steps // 2, condition
 
 
-def _entry(directory: pathlib.Path, fingerprint: str) -> _Entry:
-    return recall(directory / FILE, _Entry).get(fingerprint, _Entry())
+def _recall(directory: pathlib.Path, fingerprint: str) -> _Entry:
+    return memory.recall(directory / FILE, fingerprint, _Entry)

@@ -1,34 +1,46 @@
-"""What a guard remembers of each model of a run: a sealed file of {fingerprint: entry} in the run's directory."""
+"""What a run remembers of the models it asks: a sealed JSON file {fingerprint: entry} for each guard.
+
+Queries are entered before they are asked, so that those of a killed run count as well.
+"""
 
 import pathlib
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dime_jax._util import digests, files
 from dime_jax._util.records import parse, plain_object
+from dime_jax._util.typing import JsonObject
 from dime_jax.scoring.query_ledger import LedgerUnwritable
 
 Entry = TypeVar("Entry")
 
 
-def recall(path: pathlib.Path, kind: type[Entry]) -> dict[str, Entry]:
-    """All entries of a file, none if there is no file.
+def recall(path: pathlib.Path, fingerprint: str, kind: type[Entry]) -> Entry:
+    """Return what a file says about a model, or `kind()` if it says nothing.
+
+    Args:
+      path: of the file, which need not exist.
+      fingerprint: of the model.
+      kind: a record whose fields all have defaults.
 
     Raises:
-      ValueError: if it is damaged.
+      ValueError: if the file is damaged.
     """
-    if not path.is_file():
-        return {}
-    return {name: parse(kind, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
+    entries = _read(path)
+    return parse(kind, entries[fingerprint], f"{path}: {fingerprint}") if fingerprint in entries else kind()
 
 
-def remember(path: pathlib.Path, fingerprint: str, entry: Entry) -> None:
-    """Write one model's entry, in place of the one it had.
+def remember(path: pathlib.Path, fingerprint: str, entry: NamedTuple) -> None:
+    """Write what is known about a model, in place of what the file said about it.
 
     Raises:
-      LedgerUnwritable: if that is impossible: the fault is ours, not the model's, so it is not tried again.
+      LedgerUnwritable: if that fails; it is not the model's fault, so the query is not tried again.
     """
-    entries = {**recall(path, type(entry)), fingerprint: entry}
+    content = digests.seal({**_read(path), fingerprint: plain_object(entry)}, {})
     try:
-        files.write_atomically(path, digests.seal(plain_object(entries), {}))
+        files.write_atomically(path, content)
     except OSError as error:
         raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
+
+
+def _read(path: pathlib.Path) -> JsonObject:
+    return digests.read(path).contents if path.is_file() else {}

@@ -1,7 +1,6 @@
 """The check of a run's model: made once, on images that it was not trained on, and kept in the run's directory.
 
-RUN/model_check.json    {fingerprint: {queries, outcome}}; queries are entered before they are asked, so that a killed
-                        check is counted as well; outcome is null until the check is done
+RUN/model_check.json    {fingerprint: {queries, outcome}}; outcome is null until the check is done
 """
 
 import contextlib
@@ -18,8 +17,7 @@ from dime_jax import data, scoring
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import OWN, Denoiser
-from dime_jax.guards import identity
-from dime_jax.guards.memory import recall, remember
+from dime_jax.guards import identity, memory
 from dime_jax.guards.wiring import IMAGES, DenoiserCheck, check_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, queries_made
 
@@ -85,13 +83,9 @@ def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | Non
 
     Its queries are those of the check, and those that it took to recognise the model (`recognition`).
     """
-    found = _entry(directory, fingerprint).outcome
+    found = memory.recall(directory / FILE, fingerprint, _Entry).outcome
     recognised = identity.queries(directory, fingerprint)
     return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
-
-
-def _entry(directory: pathlib.Path, fingerprint: str) -> _Entry:
-    return recall(directory / FILE, _Entry).get(fingerprint, _Entry())
 
 
 def _choose(
@@ -124,8 +118,8 @@ def _check(
     options: scoring.ScoringOptions,
     ledger: Ledger,
 ) -> None:
-    fingerprint, count = denoiser.fingerprint, len(images.pixels)
-    made = _entry(directory, fingerprint).queries
+    fingerprint, count, path = denoiser.fingerprint, len(images.pixels), directory / FILE
+    made = memory.recall(path, fingerprint, _Entry).queries
     elsewhere = queries_made(directory) - made
     allowed = _allowed(options.budget, count, elsewhere)
     if allowed < made + count:
@@ -146,14 +140,14 @@ def _check(
             raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
         ledger.debit(images.index[part])
         made += len(x)
-        remember(directory / FILE, fingerprint, _Entry(made))
+        memory.remember(path, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
-    patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, options.say)
+    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, options.say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.
-        once = patient if model is denoiser else eps
+        once = retrying if model is denoiser else eps
         parts = [slice(start, start + micro_batch) for start in range(0, count, micro_batch)]
         conditions = [jax.tree.map(lambda rows, part=part: rows[part], condition) for part in parts]
         return np.concatenate([once(model, part, x[part], t, told) for part, told in zip(parts, conditions)])
@@ -161,7 +155,7 @@ def _check(
     found = check_denoiser(
         denoiser, images.pixels, images.condition, ids=images.ids, seed=seed, max_queries_per_image=most, ask=ask
     )
-    remember(directory / FILE, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
+    memory.remember(path, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
 
 
 def _allowed(budget: Budget, count: int, elsewhere: int) -> float:

@@ -2,15 +2,22 @@
 
 import dataclasses
 import io
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-T = TypeVar("T")
+_Arrays = TypeVar("_Arrays")
+# The names in the files, in the order of the fields.
+_STATISTICS = ("candidate_statistics", "compared", "compared_statistics")
+_KNOWN = ("statistics_calibration", "statistics_heldout", "statistics_members")
+_BLIND = ("blind_member", "blind_heldout", "blind_member_scores", "blind_heldout_scores")
+_CAPTION_BLIND = tuple(f"caption_{name}" for name in _BLIND)
+_THUMBNAILS = ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails")
 
 
-class PictureStatistics(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class PictureStatistics:
     """`evidence.image_statistics` of candidates, and of held-out images to compare them with.
 
     Attributes:
@@ -24,7 +31,8 @@ class PictureStatistics(NamedTuple):
     of_compared: np.ndarray
 
 
-class KnownStatistics(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class KnownStatistics:
     """`evidence.image_statistics` of known images, by which scores are adjusted; NaN where unreadable.
 
     Attributes:
@@ -38,7 +46,8 @@ class KnownStatistics(NamedTuple):
     members: np.ndarray
 
 
-class BlindScores(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlindScores:
     """The blind baseline's scores of some members and held-out images, lower for members."""
 
     member: np.ndarray
@@ -47,13 +56,14 @@ class BlindScores(NamedTuple):
     heldout_scores: np.ndarray
 
 
-class Thumbnails(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Thumbnails:
     """Small pictures, uint8 [n, H, W, 3], of the images `index` [n], and which images have extreme scores."""
 
     members_found: np.ndarray
     heldout_cleared: np.ndarray
     heldout_mistaken: np.ndarray
-    index: np.ndarray  # type: ignore[assignment]
+    index: np.ndarray
     pictures: np.ndarray
 
 
@@ -67,10 +77,10 @@ class AuditArrays:
       truth: which candidates are members, bool [m]; [0] where that is not known.
       groups: of all images of the source, -1 for one on its own.
       thumbnails: for the report.
-      statistics: with candidates; audits of older versions have none.
+      statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
       caption_blind: the same on captions, where the model was asked with them.
-      known_statistics: with candidates and known members; audits of older versions have none.
+      known_statistics: with candidates and known members.
     """
 
     heldout: np.ndarray
@@ -83,6 +93,40 @@ class AuditArrays:
     caption_blind: BlindScores | None = None
     known_statistics: KnownStatistics | None = None
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in the file."""
+        return {
+            "heldout": self.heldout,
+            "candidates": self.candidates,
+            "truth": self.truth,
+            "groups": self.groups,
+            **_columns(_THUMBNAILS, self.thumbnails),
+            **_columns(_STATISTICS, self.statistics),
+            **_columns(_BLIND, self.blind),
+            **_columns(_CAPTION_BLIND, self.caption_blind),
+            **_columns(_KNOWN, self.known_statistics),
+        }
+
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray], *, members_known: bool) -> "AuditArrays":
+        """What `columns` gave.
+
+        Raises:
+          KeyError: if one of them is missing.
+        """
+        has_candidates = len(columns["candidates"]) > 0
+        return cls(
+            columns["heldout"],
+            columns["candidates"],
+            columns["truth"],
+            columns["groups"],
+            _read(Thumbnails, _THUMBNAILS, columns),
+            _read(PictureStatistics, _STATISTICS, columns) if has_candidates else None,
+            _read(BlindScores, _BLIND, columns) if _BLIND[0] in columns else None,
+            _read(BlindScores, _CAPTION_BLIND, columns) if _CAPTION_BLIND[0] in columns else None,
+            _read(KnownStatistics, _KNOWN, columns) if has_candidates and members_known else None,
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompareArrays:
@@ -92,51 +136,42 @@ class CompareArrays:
       heldout: held-out images that candidates are compared with [n].
       candidates: [m].
       groups: of both, held-out images first [n + m], -1 for one on its own.
-      statistics: comparisons of older versions have none.
+      statistics: of the pictures.
     """
 
     heldout: np.ndarray
     candidates: np.ndarray
     groups: np.ndarray
-    statistics: PictureStatistics | None = None
+    statistics: PictureStatistics
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays by their names in the file."""
+        own = {"heldout": self.heldout, "candidates": self.candidates, "groups": self.groups}
+        return {**own, **_columns(_STATISTICS, self.statistics)}
+
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
+        """What `columns` gave.
+
+        Raises:
+          KeyError: if one of them is missing.
+        """
+        statistics = _read(PictureStatistics, _STATISTICS, columns)
+        return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
 
 
-# The parts of these records, by field: what they are, and the names of their arrays in the file.
-_PARTS: Mapping[str, tuple[type[tuple[np.ndarray, ...]], tuple[str, ...]]] = {
-    "thumbnails": (
-        Thumbnails,
-        ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails"),
-    ),
-    "statistics": (PictureStatistics, ("candidate_statistics", "compared", "compared_statistics")),
-    "blind": (BlindScores, tuple(f"blind_{name}" for name in BlindScores._fields)),
-    "caption_blind": (BlindScores, tuple(f"caption_blind_{name}" for name in BlindScores._fields)),
-    "known_statistics": (KnownStatistics, tuple(f"statistics_{name}" for name in KnownStatistics._fields)),
-}
-
-
-def npz_bytes(arrays: AuditArrays | CompareArrays) -> bytes:
-    """The bytes of an .npz file with these arrays."""
-    columns: dict[str, np.ndarray] = {}
-    for field in dataclasses.fields(arrays):
-        value = getattr(arrays, field.name)
-        if field.name not in _PARTS:
-            columns[field.name] = value
-        elif value is not None:
-            columns.update(zip(_PARTS[field.name][1], value))
+def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
+    """The bytes of an .npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **columns)
     return buffer.getvalue()
 
 
-def from_columns(kind: type[T], columns: Mapping[str, np.ndarray]) -> T:
-    """The record that `npz_bytes` wrote, from the arrays of the file."""
-    # Audits of older versions do not say which images have extreme scores.
-    columns = {**dict.fromkeys(_PARTS["thumbnails"][1][:3], np.zeros(0, np.int64)), **columns}
-    found: dict[str, np.ndarray | tuple[np.ndarray, ...]] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        part, names = _PARTS.get(field.name, (None, ()))
-        if part is None:
-            found[field.name] = columns[field.name]
-        elif names[-1] in columns:
-            found[field.name] = part(*(columns[name] for name in names))
-    return kind(**found)
+def _columns(
+    names: Sequence[str], arrays: PictureStatistics | KnownStatistics | BlindScores | Thumbnails | None
+) -> dict[str, np.ndarray]:
+    return {} if arrays is None else dict(zip(names, vars(arrays).values(), strict=True))
+
+
+def _read(kind: type[_Arrays], names: Sequence[str], columns: Mapping[str, np.ndarray]) -> _Arrays:
+    return kind(*(columns[name] for name in names))

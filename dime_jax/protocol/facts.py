@@ -38,7 +38,6 @@ class Settings:
     grid: Absent[tuple[Setting, ...]] = None
     calibration_size: Absent[int] = None
     test_size: Absent[int] = None
-    thrifty: Absent[bool] = None
     variations: Absent[bool] = None
     decide_with: Absent[str] = None
     level: float
@@ -62,7 +61,7 @@ class ModelFacts:
 
     name: str
     origin: str
-    facts: Absent[tuple[str, ...]] = None
+    facts: tuple[str, ...]
     commit: Absent[str] = None
     fingerprint: str
     image_shape: tuple[int, ...]
@@ -99,7 +98,7 @@ class ImageCounts:
       calibration: the half that chose the settings, with known members.
       test: the other half.
       candidates: also those that could not be used.
-      unusable: images that could not be used; None for audits of older versions, which did not count them.
+      unusable: images that could not be used.
       no_finite_answer: images that the model gave no finite answer for.
     """
 
@@ -108,7 +107,7 @@ class ImageCounts:
     calibration: Absent[HalfCounts] = None
     test: Absent[HalfCounts] = None
     candidates: int
-    unusable: Absent[RoleCounts] = None
+    unusable: RoleCounts
     no_finite_answer: Absent[RoleCounts] = None
 
 
@@ -131,10 +130,10 @@ class RunFacts:
 
     settings: Settings
     images: ImageCounts
-    unusable_candidates: tuple[UnusableCandidate, ...] = ()
+    unusable_candidates: tuple[UnusableCandidate, ...]
     attack_module: Absent[ModuleFacts] = None
     decided_by: str
-    chosen: str = ""
+    chosen: str
     theory_setting: Setting | None
     duplicates: DuplicateFacts
     environment: Environment

@@ -4,17 +4,15 @@
                                     which of them belong together                                 begin
     RUN/model_check.json            whether the model is a denoiser at all                        guard
     RUN/model_answer.json           by what it is known again, if not by its weights              guard
-    RUN/pilot/, RUN/pilot.json      if thrifty: part of the calibration half over the whole grid,
-                                    and the settings that are kept after that (`thrift`)          score
-    RUN/calibration/                score table of the calibration half, over the grid or what is kept  score
+    RUN/calibration/                score table of the calibration half, over the whole grid      score
     RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
 `run` takes these stages in their order, or some of them. The calibration half chooses everything. The test half is
 scored after the choice is on disk, and read once. In both halves a witness of fixed direction is asked besides, which
-says whether members and held-out images are the right way round (`evidence.direction`); runs that were begun before
-there was one go on without. The first process writes all files but shards and ledgers.
+says whether members and held-out images are the right way round (`evidence.direction`). The first process
+writes all files but shards and ledgers.
 
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
@@ -27,10 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import data, evidence, scoring, thrift
+from dime_jax import data, evidence, scoring
 from dime_jax._util import digests, files, records, validate
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
@@ -41,25 +38,24 @@ from dime_jax.guards import identity, model_check
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
 from dime_jax.scoring import score_table
-from dime_jax.scoring.planning import Job, make_plan, witness_jobs
+from dime_jax.scoring.planning import Job, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable
-from dime_jax.thrift import Thrift
 
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
 STAGES = ("calibration", "calibrate", "test", "evaluate")
-_PILOT, _PILOT_MANIFEST = "pilot.json", "pilot/manifest.json"
+# What calibration.json is made from, and goes with.
+CALIBRATION_FILES = ("run.json", "halves.npz", MANIFESTS["calibration"])
 
 
 class _Run(NamedTuple):
-    """run.json: attacks by name with their settings; runs of older versions have no witness and are not thrifty."""
+    """run.json: attacks by name with their settings."""
 
     seed: int
     jobs: list[tuple[str, Setting]]
-    witness: list[tuple[str, Setting]] | None = None
-    thrifty: Absent[bool] = None
+    witness: list[tuple[str, Setting]]
 
 
 class Guarded(NamedTuple):
@@ -86,7 +82,6 @@ def run(
     seed: int = 0,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
-    thrifty: bool = False,
     stages: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
 ) -> Guarded:
@@ -107,11 +102,10 @@ def run(
       seed: of all draws.
       transform: preprocessing; the source's own, or `fit`, if None.
       options: how to run.
-      thrifty: see `begin`.
       stages: some of STAGES. Callers that write more than the rows to results.json leave "evaluate" out.
       say: is told at once if the model is no denoiser.
     """
-    directory = begin(directory, jobs, halves, seed, groups=groups, thrifty=thrifty)
+    directory = begin(directory, jobs, halves, seed, groups=groups)
     known = halves.together().heldout if heldout is None else heldout
     guarded = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
     for stage in stages:
@@ -158,7 +152,6 @@ def begin(
     seed: int = 0,
     *,
     groups: np.ndarray | None = None,
-    thrifty: bool = False,
 ) -> pathlib.Path:
     """Write down what will be run; a directory that holds another run is refused.
 
@@ -169,13 +162,12 @@ def begin(
       seed: of all draws.
       groups: of all images of the source [n], -1 for one on its own: images that belong together, which intervals allow
         for. None for a run that has its groups already, or has none.
-      thrifty: whether calibration is to take at most half the queries of the whole grid (see `thrift`).
 
     Raises:
-      ValueError: for another run, an empty side, or a grid or half that is too small to be thrifty.
+      ValueError: for another run, or an empty side.
     """
     directory = pathlib.Path(directory)
-    on_first_process(lambda: _begin(directory, jobs, halves, seed, groups, thrifty))
+    on_first_process(lambda: _begin(directory, jobs, halves, seed, groups))
     return directory
 
 
@@ -185,28 +177,20 @@ def _begin(
     halves: Halves,
     seed: int,
     groups: np.ndarray | None,
-    thrifty: bool,
 ) -> None:
     columns, grouped = _columns(halves), _group_columns(halves, groups)
     for name, column in columns.items():
         validate.check_not_empty(column, name)
-    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)), thrifty or None)
-    if thrifty:
-        thrift.check_possible(_costs(run, halves))
+    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
     if (directory / "run.json").exists():
-        there = _read_run(directory)
-        if there.thrifty != run.thrifty:
-            how = "with" if there.thrifty else "without"
-            raise ValueError(f"{directory} holds a run {how} thrifty calibration: continue it {how} --thrifty")
-        if there not in (run, run._replace(witness=None)):
+        if _read_run(directory) != run:
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
         stored = _read_columns(directory)
         given = columns if groups is None or len(stored) == len(columns) else {**columns, **grouped}
         if not all(np.array_equal(stored[name], column) for name, column in given.items()):
             raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
         return
-    names = (_PILOT_MANIFEST, _PILOT, MANIFESTS["calibration"], "calibration.json")
-    later = [name for name in names if (directory / name).exists()]
+    later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
     if later:
         raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
     directory.mkdir(parents=True, exist_ok=True)
@@ -250,36 +234,28 @@ def score_half(
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
-    Of a thrifty run, "calibration" first scores the pilot over the whole grid, and then the half at what that keeps.
     A budget in `options` is that of the whole run: of the check of the model, both halves and all other tables in it.
     """
     directory = pathlib.Path(directory)
     validate.check_choice(half, HALVES, "half")
-    run, halves = _read_run(directory), read_halves(directory)
-
-    def score(name: str, jobs: Sequence[Job], split: Split) -> ScoreTable:
-        return scoring.score(
-            denoiser,
-            source,
-            jobs,
-            directory / name,
-            indices=shuffled(np.concatenate([split.member, split.heldout]), run.seed),
-            transform=transform,
-            seed=run.seed,
-            options=(options or scoring.ScoringOptions()).within(directory),
-        )
-
+    run, split = _read_run(directory), getattr(read_halves(directory), half)
     if half == "test":
-        jobs = [*(frozen_job(frozen) for frozen in read_calibrations(directory)), *_jobs(run.witness)]
+        jobs = [frozen_job(frozen) for frozen in read_calibrations(directory)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
     else:
-        if run.thrifty:
-            score("pilot", _jobs(run.jobs), thrift.pilot(halves.calibration, run.seed))
-            on_first_process(lambda: _keep(directory))
-        jobs = calibrated_jobs(directory) + _jobs(run.witness)
-    return score(half, jobs, getattr(halves, half))
+        jobs = _jobs(run.jobs)
+    return scoring.score(
+        denoiser,
+        source,
+        jobs + _jobs(run.witness),
+        directory / half,
+        indices=shuffled(np.concatenate([split.member, split.heldout]), run.seed),
+        transform=transform,
+        seed=run.seed,
+        options=(options or scoring.ScoringOptions()).within(directory),
+    )
 
 
 def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
@@ -305,25 +281,19 @@ def _calibrate_run(directory: pathlib.Path) -> None:
     asked = asked_labels(directory)
     witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
     frozen = _calibrate_each(
-        directory, calibrated_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
+        directory, read_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
     )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
-    digests.write(directory / "calibration.json", contents, calibration_files(directory))
-
-
-def calibration_files(directory: pathlib.Path) -> list[str]:
-    """The files that calibration.json is made from, and goes with."""
-    pilot = [_PILOT, _PILOT_MANIFEST] if _read_run(directory).thrifty else []
-    return ["run.json", "halves.npz", *pilot, MANIFESTS["calibration"]]
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
+    digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
     """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep.
 
-    Attacks that are not known here are left out, and settings that a thrifty run did not keep.
+    Attacks that are not known here are left out.
     """
     directory, known = pathlib.Path(directory), attack_names()
-    jobs = _jobs([named for named in _calibrated(directory) if named[0] in known])
+    jobs = _jobs([named for named in _read_run(directory).jobs if named[0] in known])
     return _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t")))
 
 
@@ -335,54 +305,6 @@ def asked_labels(directory: str | os.PathLike[str]) -> set[str]:
 def read_jobs(directory: str | os.PathLike[str]) -> list[Job]:
     """Every attack and setting that calibration chooses from."""
     return _jobs(_read_run(pathlib.Path(directory)).jobs)
-
-
-def calibrated_jobs(directory: str | os.PathLike[str]) -> list[Job]:
-    """The attacks and settings that the calibration half is asked at: all, or those that a thrifty run keeps."""
-    return _jobs(_calibrated(pathlib.Path(directory)))
-
-
-def read_thrift(directory: str | os.PathLike[str]) -> Thrift | None:
-    """What a thrifty run keeps and saves; None for a run over the whole grid."""
-    directory = pathlib.Path(directory)
-    if not _read_run(directory).thrifty:
-        return None
-    return records.parse(Thrift, _read_sealed(directory / _PILOT).check().contents, str(directory / _PILOT))
-
-
-def calibration_queries(directory: str | os.PathLike[str]) -> int:
-    """What calibration really spent, the pilot of a thrifty run included."""
-    directory = pathlib.Path(directory)
-    names = ["pilot", "calibration"] if _read_run(directory).thrifty else ["calibration"]
-    return sum(score_table.read_table(directory / name).queries_made for name in names)
-
-
-def _calibrated(directory: pathlib.Path) -> list[tuple[str, Setting]]:
-    found = read_thrift(directory)
-    return _read_run(directory).jobs if found is None else found.kept
-
-
-def _costs(run: _Run, halves: Halves) -> thrift.Costs:
-    """What thrifty calibration may cost."""
-    half, pilot = halves.calibration, thrift.pilot(halves.calibration, run.seed)
-    images, pilot_images = (len(split.member) + len(split.heldout) for split in (half, pilot))
-    return thrift.costs(_jobs(run.jobs), _jobs(run.witness), images, pilot_images)
-
-
-def _keep(directory: pathlib.Path) -> None:
-    """Choose the settings that the whole calibration half is asked at; writes pilot.json, once."""
-    if (directory / _PILOT).exists():  # whoever reads it checks it
-        return
-    run, halves = _read_run(directory), read_halves(directory)
-    table, split = score_table.read_table(directory / "pilot"), thrift.pilot(halves.calibration, run.seed)
-    rows, witness, costs = thrift.rows_of(_jobs(run.jobs)), _jobs(run.witness), _costs(run, halves)
-    ranked = thrift.rank(rows, table.schedule, lambda job: term_pair(table, job, split))
-    kept = thrift.keep(ranked, rows, witness, costs.most)
-    half = halves.calibration
-    queries = make_plan([*kept, *witness], table.schedule).queries_per_image * (len(half.member) + len(half.heldout))
-    found = Thrift(_named(kept), len(run.jobs), costs.pilot, queries, costs.grid)
-    contents = {"schema_version": SCHEMA_VERSION, **records.plain_object(found)}
-    digests.write(directory / _PILOT, contents, ["run.json", "halves.npz", _PILOT_MANIFEST])
 
 
 def read_direction(
@@ -402,7 +324,7 @@ def read_direction(
     groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
-    for half in halves if witness else ():
+    for half in halves:
         table = score_table.read_table(directory / half)
         for job in witness:
             split, t = getattr(splits, half), int(job.setting["t"])
@@ -427,7 +349,10 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
     path = pathlib.Path(directory) / "calibration.json"
-    return [Calibration.from_json(entry) for entry in _read_sealed(path).check().contents["calibrations"]]
+    contents = _read_sealed(path).check().contents
+    check_version(path, contents)
+    entries = enumerate(contents["calibrations"])
+    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -462,7 +387,6 @@ def evaluation(
     about = table.manifest["identity"]
     check = model_check.read_check(directory, about["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
-    unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
     return Evaluation(
         results=tuple(rows),
         fingerprints={
@@ -472,10 +396,10 @@ def evaluation(
         },
         precision=about["precision"],
         seed=seed,
-        queries_made=calibration_queries(directory) + table.queries_made + (check.queries if check else 0),
+        queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
         model_check=check,
         direction=read_direction(directory, groups=groups),
-        warnings=(*(warnings if excluded else ()), *unsealed),
+        warnings=tuple(warnings if excluded else ()),
     )
 
 
@@ -523,8 +447,8 @@ def _read_columns(directory: pathlib.Path) -> dict[str, np.ndarray]:
     return _read_sealed(directory / "run.json").read_arrays("halves.npz")
 
 
-def _jobs(named: Sequence[tuple[str, Setting]] | None) -> list[Job]:
-    return [Job(get_attack(name), setting) for name, setting in named or ()]
+def _jobs(named: Sequence[tuple[str, Setting]]) -> list[Job]:
+    return [Job(get_attack(name), setting) for name, setting in named]
 
 
 def _named(jobs: Sequence[Job]) -> list[tuple[str, Setting]]:
@@ -560,6 +484,5 @@ def _read_sealed(path: pathlib.Path) -> digests.Sealed:
     try:
         return digests.read(path)
     except FileNotFoundError:
-        stages = {"run.json": "start a run", "calibration.json": "calibrate", _PILOT: "score the calibration half"}
-        before = stages.get(path.name, "run the stage before")
+        before = {"run.json": "start a run", "calibration.json": "calibrate"}[path.name]
         raise ValueError(f"no {path}: {before} first") from None

@@ -44,7 +44,7 @@ def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
     return Varied(columns[np.arange(len(scores)), which], which)
 
 
-class Known(NamedTuple):
+class KnownImages(NamedTuple):
     """The known images that were not used to choose any setting, and their score table."""
 
     table: ScoreTable
@@ -55,12 +55,12 @@ class Known(NamedTuple):
         return self.split.sides.map(lambda side: pipeline.frozen_scores(self.table, frozen, side))
 
 
-def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Known:
+def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> KnownImages:
     """The test half; without known members the held-out images that candidates are compared with."""
     if members_known:
-        return Known(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
+        return KnownImages(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
     table = score_table.read_table(candidates_directory(directory, decided_by))
-    return Known(table, Split(np.zeros(0, np.int64), heldout))
+    return KnownImages(table, Split(np.zeros(0, np.int64), heldout))
 
 
 def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
@@ -107,7 +107,7 @@ class Record:
         return score_table.read_table(candidates_directory(self.directory, self.facts.decided_by))
 
     @functools.cached_property
-    def known(self) -> Known:
+    def known(self) -> KnownImages:
         """The known images that were not used to choose any setting."""
         return read_known(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
 
@@ -133,7 +133,7 @@ class Record:
     def calibration_scores(self) -> Pair[np.ndarray]:
         """Scores of the known images that chose the settings, by the attack that decides."""
         table = score_table.read_table(self.directory / "calibration")
-        return Known(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
+        return KnownImages(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
 
     @functools.cached_property
     def variations(self) -> ScoreTable | None:

@@ -4,24 +4,15 @@
 differential privacy is another Method over the same loop.
 """
 
-from dime_jax.training.inputs import Examples
-from dime_jax.training.loop import TrainingOptions, train
-from dime_jax.training.method import Method, adam, mean_gradient, shuffled_method
-from dime_jax.training.objective import NoisedExamples
-from dime_jax.training.recipe import TrainingRecipe
-from dime_jax.training.step import TrainState, initial_state, make_step
-
-__all__ = [
-    "Examples",
-    "Method",
-    "NoisedExamples",
-    "TrainState",
-    "TrainingOptions",
-    "TrainingRecipe",
-    "adam",
-    "initial_state",
-    "make_step",
-    "mean_gradient",
-    "shuffled_method",
-    "train",
-]
+from dime_jax.training.inputs import Examples as Examples
+from dime_jax.training.loop import TrainingOptions as TrainingOptions
+from dime_jax.training.loop import train as train
+from dime_jax.training.method import Method as Method
+from dime_jax.training.method import adam as adam
+from dime_jax.training.method import mean_gradient as mean_gradient
+from dime_jax.training.method import shuffled_method as shuffled_method
+from dime_jax.training.objective import NoisedExamples as NoisedExamples
+from dime_jax.training.recipe import TrainingRecipe as TrainingRecipe
+from dime_jax.training.step import TrainState as TrainState
+from dime_jax.training.step import initial_state as initial_state
+from dime_jax.training.step import make_step as make_step
