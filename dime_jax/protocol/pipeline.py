@@ -167,37 +167,29 @@ def begin(
       ValueError: for another run, or an empty side.
     """
     directory = pathlib.Path(directory)
-    on_first_process(lambda: _begin(directory, jobs, halves, seed, groups))
-    return directory
-
-
-def _begin(
-    directory: pathlib.Path,
-    jobs: Sequence[Job],
-    halves: Halves,
-    seed: int,
-    groups: np.ndarray | None,
-) -> None:
-    columns, grouped = _columns(halves), _group_columns(halves, groups)
+    columns, run = _columns(halves, groups), _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
     for name, column in columns.items():
         validate.check_not_empty(column, name)
-    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
-    if (directory / "run.json").exists():
-        if _read_run(directory) != run:
-            raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
-        stored = _read_columns(directory)
-        given = columns if groups is None or len(stored) == len(columns) else {**columns, **grouped}
-        if not all(np.array_equal(stored[name], column) for name, column in given.items()):
-            raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
-        return
-    later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
-    if later:
-        raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
-    directory.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **columns, **grouped)
-    files.write_atomically(directory / "halves.npz", buffer.getvalue())
-    digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
+
+    def write() -> None:
+        if is_begun(directory):
+            if _read_run(directory) != run:
+                raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
+            stored = _read_columns(directory)
+            if not all(np.array_equal(stored[name], column) for name, column in columns.items() if name in stored):
+                raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
+            return
+        later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
+        if later:
+            raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
+        directory.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **columns)
+        files.write_atomically(directory / "halves.npz", buffer.getvalue())
+        digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
+
+    on_first_process(write)
+    return directory
 
 
 def is_begun(directory: str | os.PathLike[str]) -> bool:
@@ -213,14 +205,7 @@ def read_halves(directory: pathlib.Path) -> Halves:
 
 def read_groups(directory: pathlib.Path) -> np.ndarray | None:
     """The groups of the run's images by position, -1 for one on its own; None for a run that has none stored."""
-    columns = _read_columns(directory)
-    stored = {name: columns[f"{name}_groups"] for name in columns if f"{name}_groups" in columns}
-    if not stored:
-        return None
-    groups = np.full(1 + max(columns[name].max() for name in stored), ALONE, np.int64)
-    for name, own in stored.items():
-        groups[columns[name]] = own
-    return groups
+    return _read_columns(directory).get("groups")
 
 
 def score_half(
@@ -273,18 +258,16 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     The witness of direction comes last, where it was not among the attacks that were asked for.
     """
     directory = pathlib.Path(directory)
-    on_first_process(lambda: _calibrate_run(directory))
+
+    def write() -> None:
+        asked = asked_labels(directory)
+        jobs = [*read_jobs(directory), *(job for job in _jobs(_read_run(directory).witness) if job.label not in asked)]
+        frozen = _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q")))
+        contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
+        digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
+
+    on_first_process(write)
     return read_calibrations(directory)
-
-
-def _calibrate_run(directory: pathlib.Path) -> None:
-    asked = asked_labels(directory)
-    witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
-    frozen = _calibrate_each(
-        directory, read_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
-    )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
-    digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
@@ -433,14 +416,15 @@ def result_row(outcome: Outcome, seconds: float) -> ResultRow:
     )
 
 
-def _columns(halves: Halves) -> dict[str, np.ndarray]:
-    return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
-
-
-def _group_columns(halves: Halves, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-    """The groups of the images of `_columns`; none where every image is on its own."""
-    found = {} if groups is None else {f"{name}_groups": groups[at] for name, at in _columns(halves).items()}
-    return found if any(np.any(column != ALONE) for column in found.values()) else {}
+def _columns(halves: Halves, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """The arrays of halves.npz; `groups`, by position, is left out where every image is on its own."""
+    columns = {f"{half}_{side}": at for half in HALVES for side, at in getattr(halves, half).sides._asdict().items()}
+    if groups is not None:
+        used = np.concatenate(list(columns.values()))
+        own = np.full(1 + used.max(), ALONE, np.int64)
+        own[used] = groups[used]
+        columns |= {"groups": own} if np.any(own != ALONE) else {}
+    return columns
 
 
 def _read_columns(directory: pathlib.Path) -> dict[str, np.ndarray]:
