@@ -119,25 +119,25 @@ def _score(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from dime_jax.findings import wording
-    from dime_jax.protocol import pipeline
+    from dime_jax.protocol import stages
 
     _load_attack_module(args)
-    for frozen in pipeline.calibrate_run(args.run):
+    for frozen in stages.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
-    for alarm in wording.direction_alarms(pipeline.read_direction(args.run, ["calibration"])):
+    for alarm in wording.direction_alarms(stages.read_direction(args.run, ["calibration"])):
         print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     from dime_jax.findings import wording
-    from dime_jax.protocol import pipeline
+    from dime_jax.protocol import stages
     from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
         raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
     _load_attack_module(args)
-    results = pipeline.evaluate_run(args.run)
+    results = stages.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
         tables.print_alarms(wording.evaluation_alarms(results), _console())

@@ -31,7 +31,7 @@ from dime_jax.data.roles import own_transforms
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
 from dime_jax.loading import checkpoints, opening
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
@@ -166,7 +166,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     seed = config.seed if attack.seed is None else attack.seed
 
     def look() -> None:
-        if not pipeline.is_begun(directory):
+        if not stages.is_begun(directory):
             looked.append(without_model.look(study.source, halves, transform, config.seed))
 
     def record() -> None:
@@ -177,10 +177,10 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
     on_first_process(look)
     groups = looked[0].groups if looked else None
-    pipeline.begin(directory, jobs, halves, seed, groups=groups)
+    stages.begin(directory, jobs, halves, seed, groups=groups)
     on_first_process(record)
     # That the model is no denoiser is only recorded: the networks of :smoke are random.
-    pipeline.run(
+    stages.run(
         directory,
         denoiser,
         study.source,
@@ -190,7 +190,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         seed=seed,
         transform=transform,
         options=options,
-        stages=("calibration", "calibrate", "test"),
+        take=("calibration", "calibrate", "test"),
     )
     on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
     on_first_process(lambda: without_model.write_results(directory))

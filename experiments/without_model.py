@@ -18,7 +18,7 @@ from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import json_files, wording
 from dime_jax.findings.known_images import beside
 from dime_jax.findings.results import StudyFindings
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.blind import fit_blind
 from dime_jax.protocol.frozen import best_calibrated
@@ -101,12 +101,12 @@ def write(directory: pathlib.Path, found: ImagesAlone) -> None:
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
     """Write the file of a run that has none."""
     if not (directory / FILE).exists():
-        write(directory, look(source, pipeline.read_halves(directory), transform, seed).alone)
+        write(directory, look(source, stages.read_halves(directory), transform, seed).alone)
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
     """What a run's score tables and its images show."""
-    found = pipeline.evaluation(directory)
+    found = stages.evaluation(directory)
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
@@ -115,12 +115,10 @@ def results(directory: pathlib.Path) -> StudyFindings:
     blind = None
     if alone.blind_auc is not None:
         arrays = (alone.member, alone.heldout, alone.member_scores, alone.heldout_scores)
-        asked = pipeline.asked_labels(directory)
-        best = best_calibrated([one for one in pipeline.read_calibrations(directory) if one.label in asked])
+        asked = stages.asked_labels(directory)
+        best = best_calibrated([one for one in stages.read_calibrations(directory) if one.label in asked])
         table = score_table.read_table(directory / "test")
-        blind = beside(
-            table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, pipeline.read_groups(directory)
-        )
+        blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, stages.read_groups(directory))
     fields["warnings"] = (*found.warnings, *alone.warnings)
     return StudyFindings(**fields, blind_baseline=blind, duplicates=alone.duplicates)
 

@@ -12,7 +12,7 @@ from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       theory_setting: without: the setting that was stated.
-      options: for all that is asked further, see `protocol.pipeline.Guarded`.
+      options: for all that is asked further, see `protocol.stages.Guarded`.
     """
 
     decider: Calibration
@@ -50,28 +50,28 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, stages: Sequence[str]) -> Decision:
+def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, take: Sequence[str]) -> Decision:
     """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
 
     Args:
       config: the settings.
       denoiser: the model.
       images: to ask about.
-      stages: of the protocol, the calibration of attacks among them.
+      take: stages of the protocol, the calibration of attacks among them.
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
-        decider = pipeline.theory_weights(denoiser.schedule, setting)
+        decider = stages.theory_weights(denoiser.schedule, setting)
         return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images).options)
     halves = cut(config, images.split, images.source, images.groups)
-    guarded = run_protocol(config, denoiser, images, halves, stages)
+    guarded = run_protocol(config, denoiser, images, halves, take)
     choice = choose_decider(
-        pipeline.read_calibrations(directory),
-        pipeline.asked_labels(directory),
+        stages.read_calibrations(directory),
+        stages.asked_labels(directory),
         config.decide_with,
-        pipeline.read_direction(directory, ["calibration"], images.groups),
+        stages.read_direction(directory, ["calibration"], images.groups),
     )
     return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, guarded.options)
 
@@ -81,12 +81,12 @@ def run_protocol(
     denoiser: Denoiser,
     images: CheckedImages,
     halves: data.Halves,
-    stages: Sequence[str],
-) -> pipeline.Guarded:
-    """Take stages of the protocol with the attacks and settings of a config; arguments as for `pipeline.run`."""
+    take: Sequence[str],
+) -> stages.Guarded:
+    """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    return pipeline.run(
+    return stages.run(
         config.directory,
         denoiser,
         images.source,
@@ -96,15 +96,15 @@ def run_protocol(
         groups=images.groups,
         seed=config.seed,
         options=config.options,
-        stages=stages,
+        take=take,
         say=config.options.say,
     )
 
 
-def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> pipeline.Guarded:
+def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> stages.Guarded:
     """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
     options, heldout = config.options, images.split.heldout
-    return pipeline.guard(
+    return stages.guard(
         config.directory, denoiser, images.source, heldout, seed=config.seed, options=options, say=options.say
     )
 

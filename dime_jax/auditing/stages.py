@@ -27,7 +27,7 @@ from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
@@ -109,7 +109,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         duplicates=images.duplicates,
         environment=environment(),
         captions=asked_captions(config, model.denoiser),
-        grid_size=1 if halves is None else len(pipeline.read_jobs(config.directory)),
+        grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),
         model=describe_model(model),
         warnings=(
             *images.warnings,
@@ -164,9 +164,9 @@ def _score(
     scoring.score(
         denoiser,
         source,
-        [pipeline.frozen_job(decision.decider)],
+        [stages.frozen_job(decision.decider)],
         directory,
-        indices=pipeline.shuffled(indices, config.seed),
+        indices=stages.shuffled(indices, config.seed),
         tolerated=tolerated,
         seed=config.seed,
         options=decision.options.within(config.directory),

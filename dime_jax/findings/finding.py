@@ -24,7 +24,7 @@ from dime_jax.findings.known_images import (
 )
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
 from dime_jax.guards import model_check
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.protocol.record import Record, finite
 
@@ -42,7 +42,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
     """Everything that the record shows; `warnings` are added to its own."""
     facts = record.facts
     if record.members_known:
-        evaluation = pipeline.evaluation(record.directory, groups=record.arrays.groups)
+        evaluation = stages.evaluation(record.directory, groups=record.arrays.groups)
     else:
         evaluation = _without_members(record)
     unanswered = count_unanswered(record)

@@ -10,7 +10,7 @@ from dime_jax.data.role_checks import RoleCounts
 from dime_jax.evidence import metrics
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding, ComparisonRow, CrowdingEffect
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
@@ -89,7 +89,7 @@ def beside(
       groups: of all images by position, -1 for one on its own; None for no groups.
     """
     sides = Pair(arrays.member, arrays.heldout)
-    scores = sides.map(lambda side: pipeline.frozen_scores(table, frozen, side))
+    scores = sides.map(lambda side: stages.frozen_scores(table, frozen, side))
     of_blind = Pair(arrays.member_scores, arrays.heldout_scores)
     own = sides.map(lambda side: np.full(len(side), ALONE) if groups is None else groups[side])
     attack, blind, own = _paired(scores, of_blind, own)
@@ -120,11 +120,11 @@ def dependence_warning(record: Record) -> list[str]:
 
 def count_unanswered(record: Record) -> RoleCounts:
     """How many images of each role the model gave no finite answer for, in any table of the audit."""
-    halves = [score_table.read_table(record.directory / half) for half in pipeline.HALVES if record.members_known]
+    halves = [score_table.read_table(record.directory / half) for half in stages.HALVES if record.members_known]
     tables = halves if record.candidates is None else [*halves, record.candidates]
     flagged = np.unique(np.concatenate([table.index[table.status == NOT_FINITE] for table in tables]))
     candidates = np.isin(flagged, record.arrays.candidates)
-    splits = pipeline.read_halves(record.directory) if record.members_known else [record.split]
+    splits = stages.read_halves(record.directory) if record.members_known else [record.split]
     members = np.isin(flagged, np.concatenate([split.member for split in splits]))
     return RoleCounts(*(int(these.sum()) for these in (members, ~members & ~candidates, candidates)))
 

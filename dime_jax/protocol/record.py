@@ -2,7 +2,7 @@
 
 AUDIT/audit.json            `AuditFacts`: settings, model, images, duplicates, warnings, environment
 AUDIT/audit.npz             `AuditArrays`: candidates, their truth where known, groups; blind baseline; thumbnails
-AUDIT/run.json ... test/    the run of `pipeline`, with known members
+AUDIT/run.json ... test/    the run of `stages`, with known members
 AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
 AUDIT/variations/ATTACK/    the same of their variations, where those were asked for
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from dime_jax.data import Pair, Split
 from dime_jax.data.variations import VARIATIONS
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.facts import AuditFacts
@@ -52,13 +52,13 @@ class KnownImages(NamedTuple):
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
         """Their scores by a frozen attack, lower for members; NaN without a finite answer."""
-        return self.split.sides.map(lambda side: pipeline.frozen_scores(self.table, frozen, side))
+        return self.split.sides.map(lambda side: stages.frozen_scores(self.table, frozen, side))
 
 
 def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> KnownImages:
     """The test half; without known members the held-out images that candidates are compared with."""
     if members_known:
-        return KnownImages(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
+        return KnownImages(score_table.read_table(directory / "test"), stages.read_halves(directory).test)
     table = score_table.read_table(candidates_directory(directory, decided_by))
     return KnownImages(table, Split(np.zeros(0, np.int64), heldout))
 
@@ -133,7 +133,7 @@ class Record:
     def calibration_scores(self) -> Pair[np.ndarray]:
         """Scores of the known images that chose the settings, by the attack that decides."""
         table = score_table.read_table(self.directory / "calibration")
-        return KnownImages(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
+        return KnownImages(table, stages.read_halves(self.directory).calibration).scores(self.decider)
 
     @functools.cached_property
     def variations(self) -> ScoreTable | None:
@@ -157,7 +157,7 @@ class Record:
         found = Varied(both, np.zeros(len(both), np.int64))
         if self.variations is not None:
             places = np.arange(len(both) * len(VARIATIONS))
-            others = pipeline.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
+            others = stages.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
             found = best_of(both, others)
         cut = len(heldout)
         return Varied(found.best[cut:], found.which[cut:]), Varied(found.best[:cut], found.which[:cut])
@@ -166,7 +166,7 @@ class Record:
         """Scores of candidates, or of held-out images beside them, as they are."""
         if self.candidates is None:
             return np.zeros(0)
-        return pipeline.frozen_scores(self.candidates, self.decider, indices)
+        return stages.frozen_scores(self.candidates, self.decider, indices)
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""

@@ -14,7 +14,7 @@ from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.evidence import metrics
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.protocol.record import Record, finite
@@ -194,7 +194,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
     """Calibration AUC over timesteps, each at its best step size and angle."""
     found: dict[str, list[Calibration]] = {}
     tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
-    for one in pipeline.calibrations_by_timestep(record.directory):
+    for one in stages.calibrations_by_timestep(record.directory):
         if "t" in one.setting and one.setting.get("q") == tier[one.attack]:
             found.setdefault(one.attack, []).append(one)
     if max(map(len, found.values()), default=0) < 2:
@@ -234,7 +234,7 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
     frozen = max(runs, key=lambda one: one.queries)
     assert frozen.stats is not None
     table = record.known.table
-    terms = table.terms(pipeline.frozen_job(frozen))
+    terms = table.terms(stages.frozen_job(frozen))
     level, trace = np.asarray(frozen.stats.standardize(terms))
     figure, axes = _new()
     for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):

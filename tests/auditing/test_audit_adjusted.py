@@ -12,7 +12,7 @@ from dime_jax import auditing, evidence
 from dime_jax.evidence import adjusting
 from dime_jax.findings import json_files
 from dime_jax.findings.candidates import find_candidates
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.record import Record
 from dime_jax.report import html
 
@@ -108,18 +108,18 @@ def naive_adjustment(scores, pictures):
 @pytest.fixture(scope="module")
 def naive(result, record):
     """Adjusted scores of candidates, reference and test members: from pixels, score tables and nothing else."""
-    halves, decider = pipeline.read_halves(result.directory), record.decider
+    halves, decider = stages.read_halves(result.directory), record.decider
     pixels = np.concatenate([MEMBERS, HELDOUT, CANDIDATES])
     calibration = dj.scoring.score_table.read_table(result.directory / "calibration")
     adjust = naive_adjustment(
-        pipeline.frozen_scores(calibration, decider, halves.calibration.heldout),
+        stages.frozen_scores(calibration, decider, halves.calibration.heldout),
         statistics(pixels[halves.calibration.heldout]),
     )
     asked = record.candidates
     reference = np.setdiff1d(np.arange(120, 380), halves.calibration.heldout)
     candidates = np.arange(380, 400)
     return {
-        name: adjust(pipeline.frozen_scores(table, decider, those), statistics(pixels[those]))
+        name: adjust(stages.frozen_scores(table, decider, those), statistics(pixels[those]))
         for name, table, those in (
             ("reference", asked, reference),
             ("candidates", asked, candidates),

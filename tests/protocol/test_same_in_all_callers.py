@@ -9,7 +9,7 @@ from PIL import Image
 
 import dime_jax as dj
 from dime_jax import auditing, cli, scoring
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.scoring import score_table
 from experiments import attack
 from experiments.configs.attack_section import attack_section, data_section
@@ -95,7 +95,7 @@ def study_config(**settings):
 def test_one_set_given_twice_is_refused_by_score(two_sources, tmp_path, monkeypatch, capsys):
     assert score(monkeypatch, tmp_path / "run", two_sources[1], two_sources[1]) == 2
     assert "expected --members and --heldout to be different images, got 30 of 30" in capsys.readouterr().err
-    assert not pipeline.is_begun(tmp_path / "run")
+    assert not stages.is_begun(tmp_path / "run")
 
 
 def test_score_reports_copies_and_unusable_images_and_keeps_the_roles(pictures, tmp_path, monkeypatch, capsys):
@@ -110,10 +110,10 @@ def test_score_reports_copies_and_unusable_images_and_keeps_the_roles(pictures, 
     assert "1 clusters of copies lie across members and held-out images, and were left in" in said
     with open(tmp_path / "run" / "unusable_images.csv", newline="") as file:
         assert [row["id"] for row in csv.DictReader(file)] == ["heldout/007.png"]
-    there, here = (pipeline.read_halves(tmp_path / name) for name in ("plain", "run"))
+    there, here = (stages.read_halves(tmp_path / name) for name in ("plain", "run"))
     np.testing.assert_array_equal(there.together().heldout, here.together().heldout)
-    assert pipeline.read_groups(tmp_path / "plain") is None
-    groups = pipeline.read_groups(tmp_path / "run")
+    assert stages.read_groups(tmp_path / "plain") is None
+    groups = stages.read_groups(tmp_path / "run")
     assert groups[3] == groups[34] >= 0
     assert np.sum(groups >= 0) == 2
 
@@ -125,10 +125,10 @@ def test_a_study_stores_the_groups_that_it_finds(tmp_path):
     config = study_config(model="closed_form", image_shape=(16, 16, 3))
     config.data.source, config.data.split_size = str(tmp_path / "images.npy"), 40
     results = attack.run(config.lock(), tmp_path)
-    groups = pipeline.read_groups(tmp_path / "attack")
+    groups = stages.read_groups(tmp_path / "attack")
     np.testing.assert_array_equal(groups[1::8], groups[::8])
     assert np.sum(groups >= 0) == 20
-    plain = pipeline.evaluation(tmp_path / "attack", groups=np.full(80, -1))
+    plain = stages.evaluation(tmp_path / "attack", groups=np.full(80, -1))
     assert results.results[0].auc.value == plain.results[0].auc.value
     assert results.results[0].auc != plain.results[0].auc
     (tmp_path / "attack" / "images_alone.json").unlink()  # as if killed before it was written

@@ -82,7 +82,7 @@ def run(
     seed: int = 0,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
-    stages: Sequence[str] = STAGES,
+    take: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
 ) -> Guarded:
     """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
@@ -102,13 +102,13 @@ def run(
       seed: of all draws.
       transform: preprocessing; the source's own, or `fit`, if None.
       options: how to run.
-      stages: some of STAGES. Callers that write more than the rows to results.json leave "evaluate" out.
+      take: some of STAGES, in their order. Callers that write more than the rows to results.json leave "evaluate" out.
       say: is told at once if the model is no denoiser.
     """
     directory = begin(directory, jobs, halves, seed, groups=groups)
     known = halves.together().heldout if heldout is None else heldout
     guarded = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
-    for stage in stages:
+    for stage in take:
         if stage == "calibrate":
             calibrate_run(directory)
         elif stage == "evaluate":
