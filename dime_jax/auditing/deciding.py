@@ -34,7 +34,7 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       theory_setting: without: the setting that was stated.
-      options: for all that is asked further, see `protocol.stages.Guarded`.
+      options: for all that is asked further, see `protocol.stages.run`.
     """
 
     decider: Calibration
@@ -64,25 +64,21 @@ def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, take:
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
         decider = stages.theory_weights(denoiser.schedule, setting)
-        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images).options)
+        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images))
     halves = cut(config, images.split, images.source, images.groups)
-    guarded = run_protocol(config, denoiser, images, halves, take)
+    options = run_protocol(config, denoiser, images, halves, take)
     choice = choose_decider(
         stages.read_calibrations(directory),
         stages.asked_labels(directory),
         config.decide_with,
         stages.read_direction(directory, ["calibration"], images.groups),
     )
-    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, guarded.options)
+    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, options)
 
 
 def run_protocol(
-    config: AuditConfig,
-    denoiser: Denoiser,
-    images: CheckedImages,
-    halves: data.Halves,
-    take: Sequence[str],
-) -> stages.Guarded:
+    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, halves: data.Halves, take: Sequence[str]
+) -> scoring.ScoringOptions:
     """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
@@ -101,7 +97,7 @@ def run_protocol(
     )
 
 
-def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> stages.Guarded:
+def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> scoring.ScoringOptions:
     """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
     options, heldout = config.options, images.split.heldout
     return stages.guard(

@@ -52,9 +52,9 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
         config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    guarded = guard(config, models[1].denoiser, images)
+    options_after = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    for name, model, options in zip(MODELS, models, (decision.options, guarded.options)):
+    for name, model, options in zip(MODELS, models, (decision.options, options_after)):
         config.options.say(f"{name}: {model.describe()}")
         asked = decision._replace(options=options)
         score_candidates(config, model.denoiser, images, asked, config.directory / name)

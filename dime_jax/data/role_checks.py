@@ -188,20 +188,13 @@ def check_roles(
     used = np.concatenate(list(usable.by_name().values()))
     duplicates = compare_sketches(len(source), used, [looks[index].sketch for index in used.tolist()])
     _refuse_same_images(duplicates, usable, named)
+    split = roles.split if as_given else _without_copies(duplicates.groups, usable)
     found = _describe_copies(duplicates, usable, as_given)
+    warnings += _copy_warnings(found)
     owners = None if groups is None else read_groups(groups, source.ids)
     merged = merge_groups(duplicates.groups, source.identities, owners)
     assert merged is not None
-    return CheckedImages(
-        source,
-        roles.split if as_given else _without_copies(duplicates.groups, usable),
-        usable.candidates,
-        usable.truth,
-        merged,
-        found,
-        unusable,
-        warnings + _copy_warnings(found),
-    )
+    return CheckedImages(source, split, usable.candidates, usable.truth, merged, found, unusable, warnings)
 
 
 def _look_at_all(

@@ -35,7 +35,6 @@ from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.groups import ALONE
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import identity, model_check
-from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
@@ -58,18 +57,6 @@ class _Run(NamedTuple):
     witness: list[tuple[str, Setting]]
 
 
-class Guarded(NamedTuple):
-    """What was found before a model is asked about all images.
-
-    Attributes:
-      check: whether it is a denoiser; what it means if it is none is for the caller to decide.
-      options: for all score tables of the run: with these, a model that was exchanged is noticed.
-    """
-
-    check: DenoiserCheck
-    options: scoring.ScoringOptions
-
-
 def run(
     directory: str | os.PathLike[str],
     denoiser: Denoiser,
@@ -84,7 +71,7 @@ def run(
     options: scoring.ScoringOptions | None = None,
     take: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
-) -> Guarded:
+) -> scoring.ScoringOptions:
     """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
 
     The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
@@ -103,19 +90,22 @@ def run(
       transform: preprocessing; the source's own, or `fit`, if None.
       options: how to run.
       take: some of STAGES, in their order. Callers that write more than the rows to results.json leave "evaluate" out.
-      say: is told at once if the model is no denoiser.
+      say: is told at once if the model is no denoiser; what that means is for the caller to decide.
+
+    Returns:
+      The options with which everything else in the run is asked: a model that was exchanged is noticed.
     """
     directory = begin(directory, jobs, halves, seed, groups=groups)
     known = halves.together().heldout if heldout is None else heldout
-    guarded = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
+    options = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
     for stage in take:
         if stage == "calibrate":
             calibrate_run(directory)
         elif stage == "evaluate":
             evaluate_run(directory)
         else:
-            score_half(directory, stage, denoiser, source, transform=transform, options=guarded.options)
-    return guarded
+            score_half(directory, stage, denoiser, source, transform=transform, options=options)
+    return options
 
 
 def guard(
@@ -128,10 +118,10 @@ def guard(
     seed: int = 0,
     options: scoring.ScoringOptions | None = None,
     say: Callable[[str], object] = lambda text: None,
-) -> Guarded:
+) -> scoring.ScoringOptions:
     """Check that the model is a denoiser, and that it is the one that the run was begun with.
 
-    Args: as for `run`.
+    Arguments and what is returned as for `run`.
 
     Raises:
       ValueError: for another model than that.
@@ -142,7 +132,7 @@ def guard(
     )
     if not check.passed:
         say(f"warning: {check.summary}")
-    return Guarded(check, identity.guarded(directory, denoiser, options))
+    return identity.guarded(directory, denoiser, options)
 
 
 def begin(
