@@ -134,3 +134,18 @@ def test_a_study_stores_the_groups_that_it_finds(tmp_path):
     (tmp_path / "attack" / "images_alone.json").unlink()  # as if killed before it was written
     again = attack.run(config, tmp_path)
     assert again == results
+
+
+def test_calibrate_warns_of_swapped_sets(pictures, tmp_path, monkeypatch, capsys):
+    """The model knows its members, which are given as held-out images."""
+    members, heldout = folder(tmp_path / "a", pictures[:30]), folder(tmp_path / "b", pictures[30:])
+    seen = np.stack([dj.data.get_transform("fit", SHAPE)(picture) for picture in pictures[30:]])
+    ideal = dj.IdealDenoiser(seen, dj.linear_schedule())
+    monkeypatch.setattr(cli, "_open_model", lambda args, cache: ideal)
+    for name, sides in (("swapped", (members, heldout)), ("right", (heldout, members))):
+        args = ["score", str(tmp_path / name), "--model", "mine", "--members", sides[0], "--heldout", sides[1]]
+        assert cli.main([*args, "--attacks", "sima_l4"]) == 0
+        capsys.readouterr()
+        assert cli.main(["calibrate", str(tmp_path / name)]) == 0
+        said = capsys.readouterr().err
+        assert ("warning: Members look less like training images" in said) == (name == "swapped")
