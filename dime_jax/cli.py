@@ -96,73 +96,49 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, scoring
+    from dime_jax import scoring
     from dime_jax._util.distributed import shared_cache
-    from dime_jax.auditing.config import PROFILES
-    from dime_jax.auditing.images import with_captions
-    from dime_jax.core.denoiser import TEXT_CONDITIONS
-    from dime_jax.guards import identity, model_check
-    from dime_jax.protocol import pipeline
-    from dime_jax.scoring import planning
+    from dime_jax.auditing.deciding import run_protocol
+    from dime_jax.auditing.images import open_as_given
+    from dime_jax.scoring import score_table
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
-    _load_attack_module(args)
-    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
-    most = max(args.queries) if args.queries else None
-    # Refuses what no model can be asked, before one is opened.
-    planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=TEXT_CONDITIONS)
-    options = _options(args)
+    config = _config(args, output=args.run)
     denoiser = _open_model(args, shared_cache(args.run))
-    offered = ("own",) if args.captions == "none" else denoiser.conditions
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
-    for line in planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered):
-        print(f"warning: {line}", file=sys.stderr)
-    if args.split:
-        source = data.open_source(args.images)
-        split = data.read_split(args.split, source)
-    else:
-        members, heldout = data.open_source(args.members), data.open_source(args.heldout)
-        source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    source = with_captions(source, args.captions, denoiser)
-    halves = data.halves(
-        split,
-        source.ids,
-        seed=args.seed,
-        groups=source.identities,
-        calibration_size=sizes.calibration_size,
-        test_size=sizes.test_size,
-    )
+    images, halves = open_as_given(config, denoiser)
+    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
+        config.options.say(f"warning: {warning}")
     if args.tune:
-        options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    run = pipeline.begin(args.run, jobs, halves, args.seed)
-    check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
-    if not check.passed:
-        print(f"warning: {check.summary}", file=sys.stderr)
-    options = identity.guarded(run, denoiser, options)
-    table = pipeline.score_half(run, args.half, denoiser, source, options=options)
+        options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
+        config = dataclasses.replace(config, options=options)
+    run_protocol(config, denoiser, images, halves, [args.half])
+    table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from dime_jax.protocol import pipeline
+    from dime_jax.findings import wording
+    from dime_jax.protocol import stages
 
     _load_attack_module(args)
-    for frozen in pipeline.calibrate_run(args.run):
+    for frozen in stages.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
+    for alarm in wording.direction_alarms(stages.read_direction(args.run, ["calibration"])):
+        print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     from dime_jax.findings import wording
-    from dime_jax.protocol import pipeline
+    from dime_jax.protocol import stages
     from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
         raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
     _load_attack_module(args)
-    results = pipeline.evaluate_run(args.run)
+    results = stages.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
         tables.print_alarms(wording.evaluation_alarms(results), _console())

@@ -4,7 +4,7 @@
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
-                      images_alone.json, what the images show without the model
+                      without_model.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -26,11 +26,11 @@ from dime_jax.attacks.base import grid
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.core.ideal import IdealDenoiser
 from dime_jax.core.schedule import linear_schedule
+from dime_jax.data.roles import own_transforms
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
-from dime_jax.guards import model_check
 from dime_jax.loading import model_directory, opening
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
@@ -53,8 +53,9 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     """
     attack = config.attack
     if attack.model == "closed_form":
-        transform = data.transform_for(study.source, tuple(attack.image_shape))
-        members = np.stack([transform(study.source[i].image) for i in study.split.member])
+        source = own_transforms(study.source, tuple(attack.image_shape))
+        transform = data.transform_for(source, tuple(attack.image_shape))
+        members = np.stack([transform(source[i].image) for i in study.split.member])
         return IdealDenoiser(members, linear_schedule())
     options: JsonObject = {}
     if attack.model == "converted":
@@ -154,28 +155,42 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
+    if not attack.transform:
+        study = study._replace(source=own_transforms(study.source, denoiser.image_shape))
     transform = transform_of(config, study.source, denoiser.image_shape)
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves = halves_of(config, study)
-
+    halves, looked = halves_of(config, study), list[without_model.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 
-    def begin() -> None:
-        pipeline.begin(directory, jobs, halves, seed)
-        record = {"file": config_file, "config": without_places(config)}
-        files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+    def look() -> None:
+        if not stages.is_begun(directory):
+            looked.append(without_model.look(study.source, halves, transform, config.seed))
 
-    # `pipeline.run`, with the stages that write a file for all left to one process.
-    on_first_process(begin)
-    # Only recorded: the networks of :smoke are random.
-    model_check.check_once(
-        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=seed, options=options
+    def record() -> None:
+        for found in looked:
+            without_model.write(directory, found.alone)
+        made_from = {"file": config_file, "config": without_places(config)}
+        files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
+
+    on_first_process(look)
+    groups = looked[0].groups if looked else None
+    stages.begin(directory, jobs, halves, seed, groups=groups)
+    on_first_process(record)
+    # That the model is no denoiser is only recorded: the networks of :smoke are random.
+    stages.run(
+        directory,
+        denoiser,
+        study.source,
+        halves,
+        jobs,
+        heldout=study.split.heldout,
+        seed=seed,
+        transform=transform,
+        options=options,
+        take=("calibration", "calibrate", "test"),
     )
-    pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: pipeline.calibrate_run(directory))
-    pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
     on_first_process(lambda: without_model.write_results(directory))
     results = json_files.read_results(directory)

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import sys
 import threading
 from typing import NamedTuple
 
@@ -133,10 +132,6 @@ def _check(
     if denoiser.requests is not None:
         micro_batch = min(micro_batch, denoiser.requests.images)
 
-    def say(text: str) -> None:
-        if not options.silent:
-            print(text, file=sys.stderr)
-
     def eps(model: Denoiser, part: slice, x: jax.Array, t: int, condition: PyTree) -> jax.Array:
         nonlocal made
         model.wait_turn(len(x), threading.Event())
@@ -147,7 +142,7 @@ def _check(
         memory.remember(path, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
-    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, say)
+    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, options.say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.

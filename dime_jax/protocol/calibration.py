@@ -108,7 +108,7 @@ def calibrate(
         raise ValueError(
             f"expected one pair of terms per setting and at least one, got {len(settings)} and {len(terms)}"
         )
-    pairs = [TermPair(*(np.asarray(side, np.float64) for side in pair)) for pair in terms]
+    pairs = [pair.map(lambda side: np.asarray(side, np.float64)) for pair in terms]
     choices = [
         (frozen, pair)
         for setting, pair in zip(settings, pairs)
@@ -120,7 +120,7 @@ def calibrate(
 
 def theory_weights(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
     """An attack whose weights theory gives, at a stated setting: nothing is calibrated, and there is no threshold."""
-    nothing = TermPair(*(np.zeros((len(attack.signs), 0)) for _ in TermPair._fields))
+    nothing = TermPair(*[np.zeros((len(attack.signs), 0))] * 2)
     (weights,) = attack.rule.weights(schedule, setting, nothing)
     return _frozen(attack, setting, weights, None, np.nan)
 
@@ -147,7 +147,7 @@ def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair:
     for side, name in zip(pair, ("member", "held-out")):
         validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
-    terms = pair if stats is None else TermPair(*(np.stack(stats.standardize(side)) for side in pair))
+    terms = pair if stats is None else pair.map(lambda side: np.stack(stats.standardize(side)))
     for weights in attack.rule.weights(schedule, setting, terms):
         auc = weights.auc
         if auc is None:

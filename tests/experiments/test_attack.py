@@ -230,7 +230,7 @@ class TestImagesAlone:
         split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
         source = dj.data.from_images(pixels)
         halves = dj.data.halves(split, source.ids, seed=0)
-        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)
+        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0).alone
 
     def test_copies_on_both_sides_are_counted_and_said(self):
         pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
@@ -280,7 +280,7 @@ def test_first_process_raises_its_own_error():
 
 PROGRAM = """
 import runpy
-from dime_jax import model_check
+from dime_jax.guards import model_check
 model_check.IMAGES = 2  # as `run_smoke`
 runpy.run_module("experiments.attack", run_name="__main__")
 """
