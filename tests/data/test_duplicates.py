@@ -197,8 +197,7 @@ def test_shapes_on_a_plain_ground_are_not_copies_of_each_other():
     compared = as_pictures(bars)
     found = near_copies.find_near_copies(compared, max_rms=0)
     difference = np.diff(compared.grey[found].astype(float), axis=1)
-    print(found, np.sqrt(np.mean(difference**2, (1, 2, 3))))
-    assert len(found) <= 4  # bars that happen to be the same to the eye
+    assert np.count_nonzero(np.any(difference, axis=(1, 2, 3))) <= 1  # others happen to be the same
     high = near_copies.high_pass(compared.grey.astype(np.float32)).reshape(200, -1)
     assert np.sum(np.triu(high @ high.T, 1) > near_copies.MIN_CORRELATION) > 500  # by correlation alone they would be
 
