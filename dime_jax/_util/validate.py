@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dime_jax._util.text import shorten
+
 
 def is_concrete(value: object) -> bool:
     """Whether `value` can be looked at now (not a tracer)."""
@@ -68,5 +70,4 @@ def check_not_empty(array: ArrayLike, name: str) -> None:
 
 
 def _show(value: ArrayLike) -> str:
-    text = str(np.asarray(value)) if is_concrete(value) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(str(np.asarray(value) if is_concrete(value) else value))

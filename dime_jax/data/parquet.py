@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.text import listed, one_line
 from dime_jax.data import captions as caption_files
 from dime_jax.data import decoding
 from dime_jax.data.captions import CaptionOptions
@@ -103,14 +104,14 @@ def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
         schema = file.schema_arrow
     # A damaged footer raises nearly anything.
     except Exception as error:
-        raise ValueError(f"expected {path} to be a Parquet file: {_line(error)}") from None
+        raise ValueError(f"expected {path} to be a Parquet file: {one_line(error)}") from None
     twice = [name for name, count in collections.Counter(schema.names).items() if count > 1]
     if twice:
         raise ValueError(f"expected each column once in {path}, got {twice[0]!r} more than once")
     if images not in schema.names:
-        raise ValueError(f"expected a column {images!r} of images in {path}, got {_listed(schema.names)}")
+        raise ValueError(f"expected a column {images!r} of images in {path}, got {listed(map(repr, schema.names))}")
     if not _holds_images(schema.field(images).type):
-        kind = _shown(schema.field(images).type)
+        kind = one_line(schema.field(images).type, 80)
         raise ValueError(f"expected {images!r} in {path} to be binary or a struct of bytes and path, got {kind}")
     for group in range(file.num_row_groups):
         size = _unpacked(file, group, images)
@@ -162,7 +163,9 @@ class _Files:
         """The captions as the options say."""
         columns = {self._caption_column(file, options.column) for file in self.files}
         if len(columns) > 1:
-            raise ValueError(f"expected captions in one column of all Parquet files, got {_listed(sorted(columns))}")
+            raise ValueError(
+                f"expected captions in one column of all Parquet files, got {listed(sorted(map(repr, columns)))}"
+            )
         column = columns.pop()
         found = {
             name: check_caption(row[column], repr(name))
@@ -176,9 +179,11 @@ class _Files:
         column = caption_files.caption_column(schema.names, given)
         if column is None:
             wanted = "text or caption" if given is None else given
-            raise ValueError(f"expected a column {wanted} of captions in the Parquet file, got {_listed(schema.names)}")
+            raise ValueError(
+                f"expected a column {wanted} of captions in the Parquet file, got {listed(map(repr, schema.names))}"
+            )
         if not _is_text(schema.field(column).type):
-            kind = _shown(schema.field(column).type)
+            kind = one_line(schema.field(column).type, 80)
             raise ValueError(f"expected {column!r} in the Parquet file to be text, got {kind}")
         return column
 
@@ -209,7 +214,7 @@ def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str,
         for batch in file.iter_batches(at_once, row_groups=[group], columns=[column], use_threads=False):
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"column {column!r} of the Parquet file cannot be read: {_line(error)}") from None
+        raise ValueError(f"column {column!r} of the Parquet file cannot be read: {one_line(error)}") from None
 
 
 class _RowGroup(NamedTuple):
@@ -305,15 +310,3 @@ def _unpacked(file: "pq.ParquetFile", group: int, path: str) -> int:
     return sum(
         column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(f"{path}.")
     )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-
-
-def _shown(kind: "pa.DataType") -> str:
-    return str(kind)[:80]

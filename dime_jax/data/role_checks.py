@@ -18,6 +18,7 @@ import numpy as np
 
 from dime_jax._util import csv as _csv
 from dime_jax._util.distributed import on_first_process
+from dime_jax._util.text import printable
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
 from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
@@ -257,7 +258,7 @@ def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
 
 
 def _name_and_reason(one: UnusableImage) -> str:
-    return f"{_csv.printable(one.id)}: {one.reason}"
+    return f"{printable(one.id)}: {one.reason}"
 
 
 def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
@@ -364,10 +365,7 @@ def _copy_warnings(facts: DuplicateFacts) -> list[str]:
     said = (
         (left_in, "clusters of copies lie across members and held-out images, and were left in"),
         (facts.left_out, "images were left out: there are copies of them among both members and held-out images"),
-        (
-            facts.candidates_among_members,
-            "candidates are copies or near copies of known members, which were left out",
-        ),
+        (facts.candidates_among_members, "candidates are copies or near copies of known members, which were left out"),
         (
             facts.candidates_among_heldout,
             "candidates are copies or near copies of held-out images, which were left out",

@@ -125,10 +125,7 @@ def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
 
 
 def auc_interval(
-    member_scores: npt.ArrayLike,
-    heldout_scores: npt.ArrayLike,
-    confidence: float = 0.95,
-    groups: Groups = (None, None),
+    member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, confidence: float = 0.95, groups: Groups = (None, None)
 ) -> Estimate:
     """AUC with its interval, as in `evaluate`, without the other metrics."""
     _check_levels((), confidence)
@@ -170,11 +167,7 @@ def best_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) 
 
 
 def compare(
-    first: ScorePair,
-    second: ScorePair,
-    fprs: Iterable[float] = (0.01,),
-    confidence: float = 0.95,
-    seed: int = 0,
+    first: ScorePair, second: ScorePair, fprs: Iterable[float] = (0.01,), confidence: float = 0.95, seed: int = 0
 ) -> Comparison:
     """Paired comparison of two attacks, each given as (member scores, held-out scores) of the same images in order.
 

@@ -16,11 +16,7 @@ from dime_jax.protocol.record import Record, finite
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 SURELY = 0.01
-_PROBLEMS = {
-    OK: "",
-    NOT_FINITE: withholding.NO_FINITE_ANSWER,
-    UNREADABLE: "could no longer be read when it was scored",
-}
+_PROBLEMS = {OK: "", NOT_FINITE: withholding.NO_FINITE_ANSWER, UNREADABLE: "could no longer be read when it was scored"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,10 +113,7 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     if min(map(np.size, known)) < evidence.LEAST_KNOWN:
         return None
     return evidence.fraction_used(
-        np.array(scores),
-        known,
-        record.calibration_scores().map(finite),
-        seed=record.facts.settings.seed,
+        np.array(scores), known, record.calibration_scores().map(finite), seed=record.facts.settings.seed
     )
 
 

@@ -143,12 +143,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
         seed=facts.settings.seed,
         queries_made=_queries(record),
         model_check=record.checks,
-        warnings=(
-            *warnings,
-            *facts.image_warnings,
-            *left_out,
-            *(() if withheld else check.warnings),
-        ),
+        warnings=(*warnings, *facts.image_warnings, *left_out, *(() if withheld else check.warnings)),
         headline=_NO_HEADLINE_YET,
     )
     return Deletion(dataclasses.replace(found, headline=wording.deletion_headline(found)), rows)

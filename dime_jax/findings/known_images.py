@@ -131,11 +131,7 @@ def count_unanswered(record: Record) -> RoleCounts:
 
 def unanswered_warning(counts: RoleCounts) -> list[str]:
     """A warning if there are any."""
-    words = (
-        (counts.members, "members"),
-        (counts.heldout, "held-out images"),
-        (counts.candidates, "candidates"),
-    )
+    words = ((counts.members, "members"), (counts.heldout, "held-out images"), (counts.candidates, "candidates"))
     named = ", ".join(f"{count} {what}" for count, what in words if count)
     return [f"the model gave no finite answer for {named}: they were left out"] if named else []
 

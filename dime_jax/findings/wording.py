@@ -317,7 +317,4 @@ def deletion_headline(results: DeletionFindings) -> Headline:
 def _deletion_alarms(results: DeletionFindings) -> list[str]:
     """What to read first in a deletion check."""
     learned = results.facts.theory_setting is None
-    return [
-        *(direction_alarms(results.direction) if learned else []),
-        *_likeness_alarms(results.likeness),
-    ]
+    return [*(direction_alarms(results.direction) if learned else []), *_likeness_alarms(results.likeness)]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.files import unique
+from dime_jax._util.text import one_line, shorten
 from dime_jax._util.typing import JsonObject
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
     try:
         return build_tokenizer(read_vocabulary(folder), vocab_size, length)
     except (ValueError, OSError) as error:
-        raise ValueError(" ".join(f"tokeniser {folder}: {error}".split())) from None
+        raise ValueError(one_line(f"tokeniser {folder}: {error}", None)) from None
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
@@ -307,7 +309,7 @@ def _read_optional(file: pathlib.Path) -> JsonObject:
 
 def _read_json(file: pathlib.Path) -> JsonObject:
     try:
-        contents = json.loads(_read_text(file), object_pairs_hook=_unique)
+        contents = json.loads(_read_text(file), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {file.name} to be JSON: {error}") from None
     if not isinstance(contents, dict):
@@ -326,12 +328,5 @@ def _read_text(file: pathlib.Path) -> str:
         raise ValueError(f"expected {file.name} to be UTF-8") from None
 
 
-def _unique(pairs: list[tuple[str, object]]) -> JsonObject:
-    contents = dict(pairs)
-    if len(contents) < len(pairs):
-        raise ValueError("the same key twice")
-    return contents
-
-
 def _shown(text: str) -> str:
-    return ascii(text if len(text) <= 60 else text[:57] + "...")
+    return ascii(shorten(text))

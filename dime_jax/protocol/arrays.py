@@ -1,7 +1,6 @@
 """The arrays that go with an audit's facts: audit.npz and compare.npz. Images are positions in the audit's source."""
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -158,13 +157,6 @@ class CompareArrays:
         """
         statistics = _read(PictureStatistics, _STATISTICS, columns)
         return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
-
-
-def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of an .npz file."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **columns)
-    return buffer.getvalue()
 
 
 def _columns(

@@ -17,7 +17,6 @@ writes all files but shards and ledgers.
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
 
-import io
 import os
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
@@ -173,9 +172,7 @@ def begin(
         if later:
             raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
         directory.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **columns)
-        files.write_atomically(directory / "halves.npz", buffer.getvalue())
+        files.write_atomically(directory / "halves.npz", digests.dump_arrays(columns, compress=True))
         digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
 
     on_first_process(write)

@@ -147,7 +147,7 @@ FILES = {
     ),
     "list": ("vocab.json", "[]", "vocab.json to be a JSON object, got list"),
     "deep": ("vocab.json", "[" * 100_000, "expected vocab.json to be JSON"),
-    "keys": ("vocab.json", '{"a": 1, "a": 2}', "the same key twice"),
+    "keys": ("vocab.json", '{"a": 1, "a": 2}', "the key 'a' occurs twice"),
     "bytes": ("vocab.json", b"\xff\xfe", "expected vocab.json to be UTF-8"),
     "merge": ("merges.txt", "#version: 0.2\na b c\n", "expected merges of two tokens, got 'a b c'"),
     "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "expected merges of tokens in the vocabulary"),
