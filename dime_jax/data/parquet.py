@@ -10,7 +10,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,10 @@ def parquet(
       ValueError: for files that are no Parquet, columns that are missing or of other types, and row groups too large to
         read.
     """
-    files = _parquet_files(pathlib.Path(path).expanduser())
+    path = pathlib.Path(path).expanduser()
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
     return open_files(files, images, labels, decode, CaptionOptions(captions, caption_column, missing_captions))
 
 
@@ -86,13 +89,6 @@ def open_files(
         return decoding.decode_image(encoded, decode)
 
     return Source(name=name, ids=names, read=read, labels=files.labels(labels), **chosen._asdict())
-
-
-def _parquet_files(path: pathlib.Path) -> list[pathlib.Path]:
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
-    return files
 
 
 def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
@@ -140,18 +136,17 @@ class _Files:
     def names(self, images: str) -> list[str]:
         """The paths of the images if all have different ones, else numbers."""
         numbers = numbered_ids("row_", len(self))
-        if not all(_has_path(file.schema_arrow.field(images).type) for file in self.files):
+        if not all(_is_text(_field(file.schema_arrow.field(images).type, "path")) for file in self.files):
             return numbers
-        rows = self.rows(f"{images}.path")
-        paths = [_usable_path(row[images]) for row in rows]
-        found = [path for path in paths if path is not None]
-        return found if len(set(found)) == len(self) else numbers
+        paths = [row[images]["path"] if isinstance(row[images], dict) else None for row in self.rows(f"{images}.path")]
+        found = {path for path in paths if isinstance(path, str) and 0 < len(path) <= _MAX_NAME}
+        return list(map(str, paths)) if len(found) == len(self) else numbers
 
     def labels(self, given: str | None) -> np.ndarray | None:
         """The class labels, if there are any."""
         name = given or "label"
         kinds = [file.schema_arrow.field(name).type for file in self.files if name in file.schema_arrow.names]
-        if len(kinds) == len(self.files) and all(map(_is_integer, kinds)):
+        if len(kinds) == len(self.files) and all(_is(kind, "integer") for kind in kinds):
             values = [row[name] for row in self.rows(name)]
             if all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
                 return np.array(values, np.int32)
@@ -182,12 +177,12 @@ class _Files:
             raise ValueError(
                 f"expected a column {wanted} of captions in the Parquet file, got {listed(map(repr, schema.names))}"
             )
-        if not _is_text(schema.field(column).type):
-            kind = one_line(schema.field(column).type, 80)
-            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {kind}")
+        kind = schema.field(column).type
+        if not _is_text(kind):
+            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {one_line(kind, 80)}")
         return column
 
-    def rows(self, column: str) -> Iterator[dict[str, object]]:
+    def rows(self, column: str) -> Iterator[dict[str, Any]]:
         """Every row, of which only this column is read."""
         size = sum(_unpacked(file, group, column) for file, group in self.groups)
         if size > _MAX_TEXT:
@@ -201,7 +196,7 @@ class _Files:
             raise ValueError(f"expected {len(self)} rows in column {column!r}, as the footer says, got {count}")
 
 
-def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, object]]:
+def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, Any]]:
     """The rows of one column of a row group, a few at a time.
 
     A value that is stored once can stand in every row. It is at most as large as its column, so few rows of a large
@@ -246,7 +241,9 @@ class _Cache:
         size = 0
         try:
             for row in _read(file, group, self.images):
-                found.append(_image_bytes(row[self.images]))
+                value = row[self.images]
+                encoded = value.get("bytes") if isinstance(value, dict) else value
+                found.append(encoded if isinstance(encoded, bytes) else None)
                 size += len(found[-1] or b"")
                 if size > _MAX_ROW_GROUP:
                     raise ValueError(f"more than {_MAX_ROW_GROUP} bytes of images in its row group")
@@ -257,50 +254,24 @@ class _Cache:
         return _RowGroup(found, size)
 
 
-def _image_bytes(value: object) -> bytes | None:
-    found = value.get("bytes") if isinstance(value, dict) else value
-    return found if isinstance(found, bytes) else None
-
-
-def _usable_path(image: object) -> str | None:
-    path = image["path"] if isinstance(image, dict) else None
-    return path if isinstance(path, str) and 0 < len(path) <= _MAX_NAME else None
-
-
 def _holds_images(kind: "pa.DataType") -> bool:
-    fields = _fields(kind)
-    return _is_binary(kind) if fields is None else "bytes" in fields and _is_binary(fields["bytes"])
+    return _is(_field(kind, "bytes") if _is(kind, "struct") else kind, "binary", "large_binary")
 
 
-def _has_path(kind: "pa.DataType") -> bool:
-    fields = _fields(kind)
-    return fields is not None and "path" in fields and _is_text(fields["path"])
+def _is_text(kind: "pa.DataType | None") -> bool:
+    return _is(kind.value_type if kind is not None and _is(kind, "dictionary") else kind, "string", "large_string")
 
 
-def _fields(kind: "pa.DataType") -> dict[str, "pa.DataType"] | None:
-    """The types of a struct's fields by name; None if it is no struct."""
+def _field(kind: "pa.DataType", name: str) -> "pa.DataType | None":
+    """Return the type of a struct's field; None if it is not a struct, or has no such field."""
+    return next((field.type for field in kind if field.name == name), None) if _is(kind, "struct") else None
+
+
+def _is(kind: "pa.DataType | None", *names: str) -> bool:
+    """Return whether there is a type and it is one of these, as `pyarrow.types` names them."""
     import pyarrow as pa
 
-    return {field.name: field.type for field in kind} if pa.types.is_struct(kind) else None
-
-
-def _is_binary(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_integer(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_integer(kind)
+    return kind is not None and any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
 def _unpacked(file: "pq.ParquetFile", group: int, path: str) -> int:

@@ -28,7 +28,7 @@ from dime_jax.data.splits import Split
 from dime_jax.data.transforms import transform_for
 
 UNUSABLE_FILE = "unusable_images.csv"
-_ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
+ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
 _SAME_IMAGES = 0.5
 _NAMED_UNUSABLE = 10  # in the warning; the file has all
 
@@ -111,6 +111,9 @@ class UnusableImage(NamedTuple):
     id: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{printable(self.id)}: {self.reason}"
+
 
 class CheckedImages(NamedTuple):
     """All images of a run, checked.
@@ -137,7 +140,7 @@ class CheckedImages(NamedTuple):
 
     def count_unusable(self) -> RoleCounts:
         """How many images of each role could not be used."""
-        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in _ROLES))
+        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in ROLES))
 
     def heldout_beside(self, calibration: Split) -> np.ndarray:
         """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
@@ -236,37 +239,29 @@ def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -
 def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
     for role, indices in roles.by_name().items():
         these = [one for one in unusable if one.role == role]
+        such_as = f", such as {these[0]}; {UNUSABLE_FILE} lists all" if these else ""
         if role != "candidates":
-            what = f"{_ROLES[role]} that cannot be used"
-            refuse_too_many(len(these), len(indices), what, functools.partial(_such_as, these))
+            refuse_too_many(
+                len(these), len(indices), f"{ROLES[role]} that cannot be used", functools.partial(str, such_as)
+            )
         elif these and len(these) == len(indices):
-            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{_such_as(these)}")
-
-
-def _such_as(unusable: Sequence[UnusableImage]) -> str:
-    return f", such as {_name_and_reason(unusable[0])}; {UNUSABLE_FILE} lists all"
+            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{such_as}")
 
 
 def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
     if not unusable:
         return []
-    counts = collections.Counter(_ROLES[one.role] for one in unusable)
+    counts = collections.Counter(ROLES[one.role] for one in unusable)
     roles = ", ".join(f"{count} {role}" for role, count in counts.items())
-    named = "; ".join(_name_and_reason(one) for one in unusable[:_NAMED_UNUSABLE])
+    named = "; ".join(map(str, unusable[:_NAMED_UNUSABLE]))
     more = f"; and {len(unusable) - _NAMED_UNUSABLE} more" if len(unusable) > _NAMED_UNUSABLE else ""
     return [f"{len(unusable)} images cannot be used ({roles}; {UNUSABLE_FILE} lists all): {named}{more}"]
 
 
-def _name_and_reason(one: UnusableImage) -> str:
-    return f"{printable(one.id)}: {one.reason}"
-
-
 def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
     """Say which images are resized, and whether that tells roles apart."""
-    sizes = {
-        role: collections.Counter(looks[index].size for index in indices.tolist())
-        for role, indices in roles.by_name().items()
-    }
+    given = roles.by_name().items()
+    sizes = {role: collections.Counter(looks[index].size for index in indices.tolist()) for role, indices in given}
     height, width = shape[:2]
     warnings = []
     for role, counts in sizes.items():
@@ -274,7 +269,7 @@ def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, .
         if resized:
             most = max(counts, key=lambda size: counts[size])
             warnings.append(
-                f"{resized} of {counts.total()} {_ROLES[role]} were resized to the model's {height}x{width} (most are "
+                f"{resized} of {counts.total()} {ROLES[role]} were resized to the model's {height}x{width} (most are "
                 f"{most[0]}x{most[1]}): scores are only comparable if training did it the same way"
             )
     if sizes["members"] and not set(sizes["members"]) & set(sizes["heldout"]):
@@ -301,7 +296,7 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
         shared, total = len(_shared(exact, given[one], given[two])), len(given[one])
         if shared > _SAME_IMAGES * total:
             first, second = (
-                f"--{role}" if role in named else f"the {_ROLES[role]}" for role in _ROLES if role in (one, two)
+                f"--{role}" if role in named else f"the {ROLES[role]}" for role in ROLES if role in (one, two)
             )
             raise ValueError(
                 f"expected {first} and {second} to be different images, got {shared} of {total} that are the same to "
@@ -343,8 +338,7 @@ def _without_copies(groups: np.ndarray, roles: Roles) -> Split:
     """The split without images that have copies in another role."""
     kept = remove_shared(roles.split, groups)
     # An image that is a candidate too would be a witness in its own case.
-    sides = (np.setdiff1d(side, _shared(groups, side, roles.candidates)) for side in (kept.member, kept.heldout))
-    return Split(*sides)
+    return Split(*kept.sides.map(lambda side: np.setdiff1d(side, _shared(groups, side, roles.candidates))))
 
 
 def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> DuplicateFacts:
@@ -352,7 +346,7 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
     found, kept = report_duplicates(duplicates, split), split if as_given else remove_shared(split, groups)
     return DuplicateFacts(
         *found[:5],
-        left_out=len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout),
+        left_out=sum(split.sides.map(len)) - sum(kept.sides.map(len)),
         candidates_among_members=len(_shared(groups, candidates, split.member)),
         candidates_among_heldout=len(_shared(groups, candidates, split.heldout)),
         candidates=tuple(_candidate_copies(duplicates, roles)),
@@ -362,15 +356,13 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
 def _copy_warnings(facts: DuplicateFacts) -> list[str]:
     among = sum(copy.role == "candidates" for copy in facts.candidates)
     left_in = 0 if facts.left_out else facts.across_member_heldout
+    copies = "candidates are copies or near copies of"
     said = (
         (left_in, "clusters of copies lie across members and held-out images, and were left in"),
         (facts.left_out, "images were left out: there are copies of them among both members and held-out images"),
-        (facts.candidates_among_members, "candidates are copies or near copies of known members, which were left out"),
-        (
-            facts.candidates_among_heldout,
-            "candidates are copies or near copies of held-out images, which were left out",
-        ),
-        (among, "candidates are copies or near copies of other candidates: the test of the set counts them once"),
+        (facts.candidates_among_members, f"{copies} known members, which were left out"),
+        (facts.candidates_among_heldout, f"{copies} held-out images, which were left out"),
+        (among, f"{copies} other candidates: the test of the set counts them once"),
     )
     return [f"{count} {words}" for count, words in said if count]
 

@@ -156,7 +156,7 @@ def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
         assert not list(tmp_path.iterdir())
 
     refused("expected at least one row in members", members=np.array([], int))
-    refused(r"expected 0 <= indices < 10 in arrays, got 0 to 10", members=np.array([0, 10]))
+    refused(r"indices must be in \[0, 10\) for arrays, got 0 to 10", members=np.array([0, 10]))
     refused("expected labels in arrays", spec=tiny.spec(num_classes=2))
     refused("divisible by 4 devices, got 6", recipe=tiny.recipe(batch_size=6))
 
