@@ -19,7 +19,7 @@ from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import stages
-from dime_jax.protocol.arrays import AuditArrays, CompareArrays
+from dime_jax.protocol.arrays import AuditArrays, CompareArrays, columns_of
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.record import Record
@@ -31,7 +31,7 @@ _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
-    _files.write_atomically(directory / _AUDIT_ARRAYS, digests.dump_arrays(arrays.columns(), compress=True))
+    _files.write_atomically(directory / _AUDIT_ARRAYS, digests.dump_arrays(columns_of(arrays), compress=True))
     run = []
     if facts.images.members:
         run = [*stages.CALIBRATION_FILES, "calibration.json", stages.MANIFESTS["test"]]
@@ -86,7 +86,7 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
 def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None:
     """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
     (directory / COMPARE).unlink(missing_ok=True)
-    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(arrays.columns(), compress=True))
+    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(columns_of(arrays), compress=True))
 
 
 def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
