@@ -120,7 +120,8 @@ def read_folder(root: pathlib.Path, images: Sequence[str], others: Sequence[str]
     if sidecars and options.column is None:
         found = {image: _read_sidecar(root, file) for image, file in sidecars.items()}
     if not found:
-        files = f"{' or '.join(METADATA_FILES)} (columns {_NAME_COLUMN} and {_wanted(options.column)})"
+        column = options.column or " or ".join(_CAPTION_COLUMNS)
+        files = f"{' or '.join(METADATA_FILES)} (columns {_NAME_COLUMN} and {column})"
         raise ValueError(f"expected captions in {root}, in {files} or in .txt files beside the images, got none")
     return complete(found, images, options.missing, str(root))
 
@@ -285,7 +286,3 @@ def _decoded(content: bytes, place: str, is_start: bool = True) -> str:
         return content.decode("utf-8-sig" if is_start else "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8 in {place}, got byte {error.object[error.start]:#04x}") from None
-
-
-def _wanted(column: str | None) -> str:
-    return " or ".join(_CAPTION_COLUMNS) if column is None else column

@@ -122,16 +122,16 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
     return [
         CandidateRow(
             id=id,
-            score=_finite(judged.scores[place]),
-            p_value=_finite(judged.p_values[place]),
-            q_value=_finite(judged.verdicts.q_values[place]),
+            score=withholding.number(judged.scores[place]),
+            p_value=withholding.number(judged.p_values[place]),
+            q_value=withholding.number(judged.verdicts.q_values[place]),
             verdict=judged.verdicts.verdict[place],
             group=None if judged.groups is None else int(judged.groups[place]),
             variation=judged.variations[place],
             member=bool(truth[place]) if len(truth) else None,
             reason=judged.reasons[place],
             note=notes.get(id, ""),
-            p_adjusted=_finite(judged.adjusted.p_values[place]),
+            p_adjusted=withholding.number(judged.adjusted.p_values[place]),
         )
         for place, id in enumerate(judged.ids)
     ]
@@ -206,7 +206,3 @@ def _against_truth(flagged: np.ndarray, truth: np.ndarray) -> Truth:
         others=int(np.sum(~truth)),
         false_alarms=int(np.sum(flagged & ~truth)),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

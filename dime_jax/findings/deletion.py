@@ -174,8 +174,8 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
         if check is not None:
             row = dataclasses.replace(
                 row,
-                p_before=_finite(check.p_before[place]),
-                p_after=_finite(check.p_after[place]),
+                p_before=withholding.number(check.p_before[place]),
+                p_after=withholding.number(check.p_after[place]),
                 flagged_before=bool(check.flagged_before[place]),
                 flagged_after=bool(check.flagged_after[place]),
             )
@@ -190,7 +190,3 @@ def _queries(record: CompareRecord) -> int:
     checked = sum(check.queries for check in record.checks.pair() if check is not None)
     calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.calibrated else 0
     return scored + checked + calibrated
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
