@@ -43,7 +43,7 @@ class RoleCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return how many there are of all roles."""
         return self.members + self.heldout + self.candidates
 
 
@@ -241,9 +241,8 @@ def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
         these = [one for one in unusable if one.role == role]
         such_as = f", such as {these[0]}; {UNUSABLE_FILE} lists all" if these else ""
         if role != "candidates":
-            refuse_too_many(
-                len(these), len(indices), f"{ROLES[role]} that cannot be used", functools.partial(str, such_as)
-            )
+            why = functools.partial(str, such_as)
+            refuse_too_many(len(these), len(indices), f"{ROLES[role]} that cannot be used", why)
         elif these and len(these) == len(indices):
             raise ValueError(f"expected candidates that can be used, got none of {len(these)}{such_as}")
 

@@ -43,7 +43,7 @@ class Split:
 
     @property
     def sides(self) -> Pair[np.ndarray]:
-        """Both."""
+        """Return the two index arrays as a pair."""
         return Pair(self.member, self.heldout)
 
     def check(self, source: Source) -> "Split":

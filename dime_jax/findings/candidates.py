@@ -1,6 +1,7 @@
 """The candidates of an audit: p-values, verdicts, and the set they make."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -168,19 +169,15 @@ def _set_tests(judged: _Judged, record: Record) -> tuple[SetTest | None, SetTest
     counted, settings = judged.counted, record.facts.settings
     if not counted.any():
         return None, None
-    groups, heldout_groups = (None if judged.groups is None else judged.groups[counted]), _heldout_groups(record)
-    more, less = (
-        evidence.set_test(
-            sign * judged.scores[counted],
-            sign * judged.heldout,
-            groups,
-            settings.seed,
-            heldout_groups=heldout_groups,
-            level=settings.level,
-        )
-        for sign in (1, -1)
+    test = functools.partial(
+        evidence.set_test,
+        groups=None if judged.groups is None else judged.groups[counted],
+        seed=settings.seed,
+        heldout_groups=_heldout_groups(record),
+        level=settings.level,
     )
-    return more, less
+    scores = judged.scores[counted]
+    return test(scores, judged.heldout), test(-scores, -judged.heldout)
 
 
 def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) -> list[str]:

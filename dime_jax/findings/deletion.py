@@ -151,16 +151,13 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
 
 def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usable: np.ndarray) -> DeletionCheck:
     """The statistics, by the held-out images that both models gave an answer about."""
-    groups, of_heldout, settings = record.arrays.groups, len(record.arrays.heldout), record.facts.settings
+    settings, groups, of_heldout = record.facts.settings, None, None
+    if record.grouped:
+        of_heldout, groups = np.split(record.arrays.groups, [len(record.arrays.heldout)])
+        of_heldout = of_heldout[usable]
+    (before, after), known = scores, heldout[:, usable]
     return evidence.deletion_check(
-        scores[0],
-        scores[1],
-        heldout[0, usable],
-        heldout[1, usable],
-        groups[of_heldout:] if record.grouped else None,
-        settings.level,
-        settings.seed,
-        heldout_groups=groups[:of_heldout][usable] if record.grouped else None,
+        before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout
     )
 
 

@@ -46,10 +46,7 @@ def read_record(directory: pathlib.Path) -> Record:
     Raises:
       ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
-    if not (directory / AUDIT).is_file():
-        raise ValueError(f"{directory} holds no audit: no {AUDIT} in it")
-    sealed = digests.read(directory / AUDIT).check()
-    check_version(sealed.path, sealed.contents)
+    sealed = _open(directory, AUDIT, "audit")
     facts = parse(AuditFacts, sealed.contents, str(sealed.path))
     with _naming(directory / _AUDIT_ARRAYS):
         arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS), members_known=facts.images.members > 0)
@@ -90,7 +87,7 @@ def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None
 
 
 def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
-    """compare.npz."""
+    """Read compare.npz."""
     path = directory / _COMPARE_ARRAYS
     with _naming(path):
         return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
@@ -102,12 +99,8 @@ def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
     Raises:
       ValueError: if there is no comparison, or a file of it is damaged or missing, naming that.
     """
-    path = directory / COMPARE
-    if not path.is_file():
-        raise ValueError(f"{directory} holds no comparison: no {COMPARE} in it")
-    contents = digests.read(path).check().contents
-    check_version(path, contents)
-    return parse(CompareFacts, contents.get("facts"), f"{path}: facts")
+    sealed = _open(directory, COMPARE, "comparison")
+    return parse(CompareFacts, sealed.contents.get("facts"), f"{sealed.path}: facts")
 
 
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
@@ -117,6 +110,15 @@ def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates:
         files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
+
+
+def _open(directory: pathlib.Path, name: str, what: str) -> digests.Sealed:
+    """Open a JSON file of a run, and check it and all files that it names."""
+    if not (directory / name).is_file():
+        raise ValueError(f"{directory} holds no {what}: no {name} in it")
+    sealed = digests.read(directory / name).check()
+    check_version(sealed.path, sealed.contents)
+    return sealed
 
 
 @contextlib.contextmanager

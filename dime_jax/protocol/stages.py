@@ -331,16 +331,14 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
     return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
-def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
+def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
-    results = evaluation(directory, confidence)
+    results = evaluation(directory)
     on_first_process(lambda: files.write_json(pathlib.Path(directory) / "results.json", records.plain(results)))
     return results
 
 
-def evaluation(
-    directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
-) -> Evaluation:
+def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
@@ -351,7 +349,7 @@ def evaluation(
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         grouped = _groups(table, frozen_job(frozen), split, groups)
-        outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
+        outcome = evaluate(frozen, pair, seed=seed, groups=grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
     about = table.manifest["identity"]
