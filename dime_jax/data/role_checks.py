@@ -306,31 +306,20 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
 def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCopy]:
     """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
     groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
-    places = [
-        (role, kind, grouping, _first_two(grouping, indices))
-        for role, indices in roles.by_name().items()
-        for kind, grouping in groupings.items()
-    ]
+    copies: dict[tuple[str, str, int], list[int]] = collections.defaultdict(list)
+    for (role, indices), (kind, grouping) in itertools.product(roles.by_name().items(), groupings.items()):
+        for index in indices[grouping[indices] != ALONE].tolist():
+            copies[role, kind, int(grouping[index])].append(index)
     ids, found = roles.source.ids, []
     for index in roles.candidates.tolist():
         others = (
             CandidateCopy(ids[index], role, ids[other], kind)
-            for role, kind, grouping, firsts in places
-            for other in firsts.get(int(grouping[index]), ())
+            for role, (kind, grouping) in itertools.product(ROLES, groupings.items())
+            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of two is another than this
             if other != index
         )
         found += list(itertools.islice(others, 1))
     return found
-
-
-def _first_two(grouping: np.ndarray, indices: np.ndarray) -> dict[int, list[int]]:
-    """The first two images of each group: one of them is another than any given one."""
-    firsts: dict[int, list[int]] = {}
-    for index in indices[grouping[indices] != ALONE].tolist():
-        group = firsts.setdefault(int(grouping[index]), [])
-        if len(group) < 2:
-            group.append(index)
-    return firsts
 
 
 def _without_copies(groups: np.ndarray, roles: Roles) -> Split:

@@ -291,7 +291,9 @@ def deletion_failures(results: DeletionFindings) -> list[str]:
 
 def deletion_headline(results: DeletionFindings) -> Headline:
     """The first screen of a deletion check in words, from all else that was found."""
-    wrong, alarms = deletion_failures(results), _deletion_alarms(results)
+    wrong = deletion_failures(results)
+    alarms = direction_alarms(results.direction) if results.facts.theory_setting is None else []
+    alarms += _likeness_alarms(results.likeness)
     if wrong:
         return _no_denoiser(wrong, "")
     before, after, change = results.set_before, results.set_after, results.change
@@ -312,9 +314,3 @@ def deletion_headline(results: DeletionFindings) -> Headline:
     )
     one_by_one = f"One by one, {flagged.before:,} were flagged before and {flagged.after:,} after."
     return Headline(_DELETION_ANSWERS[results.verdict], detail, one_by_one, tuple(alarms))
-
-
-def _deletion_alarms(results: DeletionFindings) -> list[str]:
-    """What to read first in a deletion check."""
-    learned = results.facts.theory_setting is None
-    return [*(direction_alarms(results.direction) if learned else []), *_likeness_alarms(results.likeness)]

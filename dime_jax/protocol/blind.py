@@ -7,6 +7,7 @@ import numpy as np
 
 from dime_jax import data, evidence
 from dime_jax.data import Pair, Split
+from dime_jax.data.groups import groups_of
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.arrays import BlindScores
 
@@ -65,9 +66,8 @@ def _fit(
     what: str,
 ) -> Blind:
     """Fit a baseline on pictures or captions of the images `sides`; a warning says `what` could not be checked."""
-    own = groups[np.concatenate(sides)]
     try:
-        blind = baseline(*contents, groups=own if np.any(own >= 0) else None, seed=seed)
+        blind = baseline(*contents, groups=groups_of(groups, np.concatenate(sides)), seed=seed)
     except evidence.GroupsTooLarge as error:
         return Blind(None, None, (f"{what} could not be checked: {error}",))
     return Blind(blind.auc, BlindScores(*sides, blind.scores_member, blind.scores_heldout))

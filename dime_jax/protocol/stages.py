@@ -321,8 +321,7 @@ def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     path = pathlib.Path(directory) / "calibration.json"
     contents = _read_sealed(path).check().contents
     check_version(path, contents)
-    entries = enumerate(contents["calibrations"])
-    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
+    return records.parse(list[Calibration], contents["calibrations"], f"{path}: calibrations")
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
