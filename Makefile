@@ -60,7 +60,7 @@ bench: $(PARITY)/.installed  ## speed ratios, measured side by side
 figures: $(STAMP)  ## every figure that needs no accelerator
 	$(BIN)/python -m experiments.figures --output=out/figures
 
-results: $(STAMP)  ## write docs/RESULTS.md again from docs/results
+results: $(STAMP)  ## write docs/RESULTS.md and docs/results_*.md again from docs/results
 	$(BIN)/python -m experiments.tables --kept=docs/results --results=docs/RESULTS.md
 
 wheel: $(STAMP)  ## build the wheel, and try it in an environment of its own

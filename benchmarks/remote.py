@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.timing import median_seconds
 from benchmarks.unet import NETWORKS, our_forward
 from dime_jax import Denoiser, RemoteDenoiser, linear_schedule
+from dime_jax.remote.serve import Server
 from dime_jax.scoring import default_micro_batch
-from dime_jax.serve import Server
 
 BATCH, ROUNDS = 64, 5
 IMAGE = NETWORKS[0].image

@@ -4,7 +4,6 @@ Each of the three is given by the user, held by the file, or inferred from the c
 line about each says which, for people and for the model directory. What nobody knows is asked for.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -13,10 +12,10 @@ import numpy as np
 
 from checkpoints_convert.mapping import Dialect, StateDict
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import ChosenWeights
 from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
+from dime_jax.models.schedule_spec import describe_schedule, parse_schedule
 from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
 
 T = TypeVar("T")
@@ -141,13 +140,6 @@ def _text(value: object) -> str:
     return f"{value[0]} x {value[1]}" if isinstance(value, tuple) else str(value)
 
 
-def describe_schedule(schedule: ScheduleSpec) -> str:
-    """A schedule in words."""
-    ends = f" from {schedule.beta_start:g} to {schedule.beta_end:g}" if "linear" in schedule.kind else ""
-    zero = ", zero terminal SNR" if schedule.zero_terminal_snr else ""
-    return f"{schedule.kind}{ends}, {schedule.num_steps} steps{zero}"
-
-
 def sample_size(weights: ChosenWeights) -> Known[Size] | None:
     """Height and width of x_T, the noise from which pytorch-ddpm draws its sample sheet."""
     x_t = weights.contents.get("x_T") if isinstance(weights.contents, Mapping) else None
@@ -174,38 +166,3 @@ def check_options(options: ConversionOptions, dialects: Iterable[str]) -> None:
     if options.prediction is not None:
         validate.check_choice(options.prediction, PREDICTIONS, "prediction")
     parse_schedule(options.schedule)
-
-
-def parse_schedule(text: str | None) -> ScheduleSpec | None:
-    """The schedule of `--schedule`; see `ConversionOptions`."""
-    if text is None:
-        return None
-    if text.endswith(".json"):
-        return _schedule_file(Path(text))
-    kind, *values = text.split(":")
-    validate.check_choice(kind, ["linear", "scaled_linear", "cosine"], "schedule")
-    try:
-        if not values:
-            return ScheduleSpec(kind=kind)
-        if kind == "cosine":
-            (steps,) = values
-            return ScheduleSpec(kind=kind, num_steps=int(steps))
-        steps, start, end = values
-        return ScheduleSpec(kind=kind, num_steps=int(steps), beta_start=float(start), beta_end=float(end))
-    except ValueError as error:
-        raise CheckpointError(f"--schedule={text}: {error}") from None
-
-
-def _schedule_file(file: Path) -> ScheduleSpec:
-    if not file.is_file():
-        raise CheckpointError(f"no file {file} for --schedule")
-    try:
-        betas = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        betas = None
-    if not isinstance(betas, list):
-        raise CheckpointError(f"{file}: expected a JSON list of betas")
-    try:
-        return ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {error}") from None

@@ -61,8 +61,6 @@ def is_hub_name(name: str | os.PathLike[str]) -> bool:
 def fetch(
     name: str,
     *,
-    variant: str | None = None,
-    weights: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
 ) -> HubModel:
@@ -70,8 +68,6 @@ def fetch(
 
     Args:
       name: "hf:owner/name", or "hf:owner/name@revision" for a branch, a tag or a commit.
-      variant: of the weights, such as "fp16"; by default the plain ones, or the only variant where there are none.
-      weights: whether weights are fetched; False takes a few kilobytes that say what kind of model it is.
       cache_dir: where files are kept; by default as `huggingface-hub` does (HF_HOME).
       endpoint: address of the Hub; by default HF_ENDPOINT or the public one.
 
@@ -79,9 +75,7 @@ def fetch(
       CheckpointError: one line, for a name of another form, a repository or revision that is not there, a gated one, a
         Hub that cannot be reached while the model is not in the cache, or a repository without weights that are known.
     """
-    return fetch_files(
-        name, lambda names: needed_files(names, variant, weights), cache_dir=cache_dir, endpoint=endpoint
-    )
+    return fetch_files(name, needed_files, cache_dir=cache_dir, endpoint=endpoint)
 
 
 def fetch_files(
@@ -117,16 +111,11 @@ def fetch_files(
     return _complete(name, directory, files)
 
 
-def needed_files(names: Iterable[str], variant: str | None = None, weights: bool = True) -> list[str]:
-    """Those files of a repository that a conversion reads.
+def needed_files(names: Iterable[str]) -> list[str]:
+    """Return those files of a repository that a conversion reads, from the paths of all.
 
     A repository is a pipeline (model_index.json and a folder for each part), a network (config.json and weights), a
-    LoRA, or a single file of weights.
-
-    Args:
-      names: paths of all files in the repository.
-      variant: of the weights, such as "fp16"; None: full precision, or the only variant that there is.
-      weights: whether the weights are read too, or only what describes the model.
+    LoRA, or a single file of weights. Weights are those of full precision, or the only variant that there is.
 
     Raises:
       CheckpointError: if there are no weights, or several that nothing tells apart.
@@ -140,14 +129,14 @@ def needed_files(names: Iterable[str], variant: str | None = None, weights: bool
     chosen: list[str] = []
     for folder, files in folders.items():
         small = [file for file in files if _is_small(folder, file)]
-        heavy = _choose_weights(folder, files, variant) if weights and not (is_pipeline and not folder) else []
+        heavy = [] if is_pipeline and not folder else _choose_weights(folder, files)
         chosen += [f"{folder}/{file}" if folder else file for file in small + heavy]
-    if weights and not any(_is_weights(path) for path in chosen):
+    if not any(_is_weights(path) for path in chosen):
         chosen += [_only_single_file([] if is_pipeline else folders[""])]
     return chosen
 
 
-def _choose_weights(folder: str, files: Sequence[str], variant: str | None) -> list[str]:
+def _choose_weights(folder: str, files: Sequence[str]) -> list[str]:
     """One set of weights of a folder, with its index if it is in several files."""
     sets: dict[tuple[str | None, str], list[str]] = {}
     for file in files:
@@ -158,20 +147,14 @@ def _choose_weights(folder: str, files: Sequence[str], variant: str | None) -> l
     sets = {key: found for key, found in sets.items() if any(_WEIGHTS.fullmatch(file) for file in found)}
     if not sets:
         return []
-    variants = sorted({str(found) for found, _ in sets if found is not None})
-    wanted = variant
-    if wanted is None and not any((None, kind) in sets for kind in _KINDS):
-        if len(variants) > 1:
-            raise CheckpointError(
-                f"has the weights of {folder or 'the network'} as {', '.join(variants)}: expected a variant"
-            )
-        wanted = variants[0]
-    for kind in _KINDS:
-        if (wanted, kind) in sets:
-            return sets[wanted, kind]
-    if any((None, kind) in sets for kind in _KINDS):  # as in diffusers, parts without the variant are taken as they are
-        return _choose_weights(folder, files, None)
-    raise CheckpointError(f"has no variant {wanted} of {folder or 'the network'}, only {', '.join(variants)}")
+    variants = {variant for variant, _ in sets}
+    if None not in variants and len(variants) > 1:
+        several = ", ".join(sorted(map(str, variants)))
+        raise CheckpointError(
+            f"has the weights of {folder or 'the network'} as {several}: expected full precision or one variant"
+        )
+    wanted = None if None in variants else variants.pop()
+    return next(sets[wanted, kind] for kind in _KINDS if (wanted, kind) in sets)
 
 
 def _is_small(folder: str, file: str) -> bool:

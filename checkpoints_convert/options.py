@@ -59,12 +59,6 @@ class ConversionOptions:
         default = dataclasses.asdict(NO_OPTIONS)
         return {name: _plain(value) for name, value in options.items() if value != default[name]}
 
-    def arguments(self) -> list[str]:
-        """The given options as a command line has them."""
-        several = {name: getattr(self, name) for name in ("lora", "lora_scale")}
-        pairs = [(name, several.get(name, (value,))) for name, value in self.given().items()]
-        return [word for name, values in pairs for value in values for word in (f"--{name}", str(value))]
-
     def conversion(self) -> dict[str, str | int]:
         """Those of the given options that change what a checkpoint is converted to."""
         return {name: value for name, value in self.given().items() if name not in _USE}
@@ -92,7 +86,7 @@ NO_OPTIONS = ConversionOptions()
 
 
 def _plain(value: object) -> str | int:
-    """An option as JSON and a command line have it; of several values, all in one text."""
+    """An option as JSON has it; of several values, all in one text."""
     if isinstance(value, tuple):
         return ", ".join(str(_plain(one)) for one in value)
     if isinstance(value, os.PathLike):

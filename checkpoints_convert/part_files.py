@@ -49,14 +49,6 @@ def _candidates(names: tuple[str, ...]) -> Iterator[str]:
             yield ".".join(filter(None, (name, "index", variant, "json")))
 
 
-def weight_files(file: Path) -> tuple[Path, ...]:
-    """The files that hold the tensors: the file itself, or the shards that an index names."""
-    if not file.name.endswith(".json"):
-        return (file,)
-    with about(file):
-        return tuple(file.parent / shard for shard in sorted(_shards(file)))
-
-
 def read_tensors(file: Path) -> StateDict:
     """All tensors of a weights file or an index's shards, by name, as views on the files."""
     if not file.name.endswith(".json"):

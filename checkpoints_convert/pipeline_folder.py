@@ -8,15 +8,12 @@ Configs are read at once, tensors when they are asked for.
 """
 
 import dataclasses
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from checkpoints_convert import latent_configs, latent_names, lora, mapping, part_files, weights_file
-from checkpoints_convert.checkpoint import describe_schedule, parse_schedule
 from checkpoints_convert.json_file import read_json
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.mapping import Entry, StateDict, width_of
@@ -28,6 +25,7 @@ from dime_jax.loading import latent_checkpoints
 from dime_jax.models import ScheduleSpec
 from dime_jax.models.latent import count_values, network_shapes
 from dime_jax.models.latent_spec import ClipTextSpec, DitSpec, LatentModelSpec, NetworkSpec
+from dime_jax.models.schedule_spec import describe_schedule, parse_schedule
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt"),
@@ -157,12 +155,6 @@ def open_pipeline(
     if not source.is_file():
         raise ValueError(f"no file or folder {source}")
     return _open_dit_file(source, options, loras, vae, num_heads)
-
-
-def is_pipeline_folder(folder: Path) -> bool:
-    """Whether a folder looks like a latent pipeline: it has a VAE beside a network."""
-    names = [("unet", "vae"), ("transformer", "vae"), ("unet_ema", "vae")]
-    return any(all((folder / name).is_dir() for name in pair) for pair in names)
 
 
 def _open_folder(folder: Path, options: ConversionOptions, loras: tuple[Lora, ...], vae: Path | None) -> LatentPipeline:
@@ -372,9 +364,3 @@ def convert_pipeline(pipeline: LatentPipeline, output: str | os.PathLike[str]) -
     metadata = {"source": pipeline.source.name, "facts": list(pipeline.facts), "loras": loras}
     variables = pipeline.variables()
     return latent_checkpoints.save_latent_model(output, pipeline.spec, variables, pipeline.tokenizer_files, metadata)
-
-
-def lora_fingerprint(loras: tuple[Lora, ...]) -> str | None:
-    """What LoRAs add to a model's fingerprint: a digest of files, settings and scales, in order; None without any."""
-    digests = [one.fingerprint() for one in loras]
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if loras else None

@@ -134,16 +134,13 @@ def _score(args: argparse.Namespace) -> int:
     )
     if args.tune:
         options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    run = pipeline.begin(args.run, jobs, halves, args.seed, thrifty=args.thrifty)
+    run = pipeline.begin(args.run, jobs, halves, args.seed)
     check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
     if not check.passed:
         print(f"warning: {check.summary}", file=sys.stderr)
     options = identity.guarded(run, denoiser, options)
     table = pipeline.score_half(run, args.half, denoiser, source, options=options)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
-    saved = pipeline.read_thrift(run) if args.half == "calibration" else None
-    if saved is not None:
-        print(saved.describe())
     return DONE
 
 
@@ -201,7 +198,7 @@ def _check_model(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from dime_jax import serve
+    from dime_jax.remote import serve
     from dime_jax.remote.options import NO_REMOTE_OPTIONS
 
     settings = serve.ServeOptions(args.host, args.port, args.token_env, args.max_batch, args.rate)
@@ -486,11 +483,11 @@ def _add_serve(commands: _Commands) -> None:
         commands,
         "serve",
         _serve,
-        "host a model over the Open Inference Protocol (KServe v2), for those who may ask it but not have it",
+        "host a model over the Open Inference Protocol (KServe v2), for clients that may query it without its weights",
         "dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN",
     )
     serve.add_argument("model", help="the model, named as in `audit --model`")
-    serve.add_argument("--name", help="what it is called in its address (default: its own name)")
+    serve.add_argument("--name", help="the model's name in its URL (default: its own name)")
     serve.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine)"
     )
@@ -498,9 +495,11 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--token_env",
         metavar="NAME",
-        help="the environment variable with the token that is asked for",
+        help="the environment variable that holds the token clients must send",
     )
-    serve.add_argument("--max_batch", type=int, default=64, help="images in one request (default: %(default)s)")
+    serve.add_argument(
+        "--max_batch", type=int, default=64, help="the most images in one request (default: %(default)s)"
+    )
     serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
     serve.add_argument(
         "--cache",
@@ -559,12 +558,6 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         help="use at most this many members, and as many held-out images, to choose settings",
     )
     parser.add_argument("--test_size", type=int, help="test at most this many members, and as many held-out images")
-    parser.add_argument(
-        "--thrifty",
-        action="store_true",
-        help="choose settings with at most half the queries: all of them are tried on an eighth of the calibration "
-        "images, and only the best on the whole half",
-    )
     parser.add_argument("--seed", type=int, default=0, help="seed for halves and random draws (default: 0)")
 
 

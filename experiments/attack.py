@@ -35,9 +35,9 @@ from dime_jax.protocol import pipeline
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
-from experiments import generated, images_alone
+from experiments import generated, without_model
 from experiments.launch import launch
-from experiments.study import Study, generated_directory, open_study, transform_of
+from experiments.study_data import Study, generated_directory, open_study, transform_of
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -164,7 +164,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     seed = config.seed if attack.seed is None else attack.seed
 
     def begin() -> None:
-        pipeline.begin(directory, jobs, halves, seed, thrifty=attack.thrifty)
+        pipeline.begin(directory, jobs, halves, seed)
         record = {"file": config_file, "config": without_places(config)}
         files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
@@ -177,8 +177,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: pipeline.calibrate_run(directory))
     pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: images_alone.look_once(directory, study.source, transform, config.seed))
-    on_first_process(lambda: images_alone.write_results(directory))
+    on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
+    on_first_process(lambda: without_model.write_results(directory))
     results = json_files.read_results(directory)
     assert isinstance(results, StudyFindings)
     return results
@@ -188,11 +188,8 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
     results = run(config, workdir, config_file)
     if jax.process_index() == 0:
-        saved = pipeline.read_thrift(pathlib.Path(workdir) / "attack")
-        if saved is not None:
-            print(saved.describe())
         tables.print_results(results, rich.console.Console())
-        print(f"Without the model: {images_alone.describe(results)}.")
+        print(f"Without the model: {without_model.describe(results)}.")
 
 
 if __name__ == "__main__":

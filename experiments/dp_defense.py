@@ -26,7 +26,7 @@ from dime_jax._util.distributed import on_first_process
 from dime_jax.training import dp
 from experiments import attack, dp_table
 from experiments.launch import launch
-from experiments.study import open_study
+from experiments.study_data import open_study
 from experiments.train import add_split_and_log, model_spec, training_options
 
 

@@ -19,9 +19,10 @@ from dime_jax._util.typing import JsonObject
 from dime_jax.core import draws
 from dime_jax.evidence import EpsilonBound, dp_tpr_bound, epsilon_lower_bound, metrics
 from dime_jax.scoring import score_table
-from dime_jax.training.dp import PRIVACY_FILE
-from dime_jax.training.records import read_records
-from experiments import headings, markdown, paper_values, questions, seeds
+from dime_jax.training.records import PRIVACY_FILE, read_records
+from experiments import paper_values, questions, seeds
+from experiments.rendering import render
+from experiments.run_table import TableLine
 from experiments.runs import Row, Run, config_flags, read_run
 
 SECONDS_FILE = "seconds.json"
@@ -49,9 +50,14 @@ class ArmResult(NamedTuple):
         return "Vanilla" if self.epsilon is None else f"ε = {self.epsilon:g}"
 
     @property
-    def best(self) -> int:
+    def best_place(self) -> int:
         """Which row of the run calibration would take."""
         return int(np.argmax([row.calibration.auc for row in self.run.rows]))
+
+    @property
+    def best(self) -> Row:
+        """The row of the run that calibration would take."""
+        return self.run.rows[self.best_place]
 
 
 class DpTable(NamedTuple):
@@ -65,6 +71,11 @@ class DpTable(NamedTuple):
         """All of them."""
         return (*self.private, self.vanilla)
 
+    @property
+    def refuting(self) -> list[str]:
+        """Titles of the rows that refute the guarantee of their arm."""
+        return [title for arm in self.private for title in check(arm).refuting]
+
 
 class ArmCheck(NamedTuple):
     """The rows of an arm against TPR <= e^ε FPR + δ and its mirror image.
@@ -74,11 +85,59 @@ class ArmCheck(NamedTuple):
         happens to guarantees that hold.
       refuting: titles of rows whose lower bound on ε is above ε; some row would be with probability 5 % at most.
       bound: the lower bound on ε from the attack that was best on the calibration half, at 95 %.
+      allowed_auc: the largest AUC that the guarantee allows.
+      allowed_tpr: the largest TPR that it allows at 1 % FPR.
     """
 
     above: tuple[str, ...]
     refuting: tuple[str, ...]
     bound: EpsilonBound
+    allowed_auc: float
+    allowed_tpr: float
+
+
+class ArmReport(NamedTuple):
+    """What the page says of one arm.
+
+    Attributes:
+      arm: the arm.
+      lines: its rows, with the paper's values where the setting is the paper's.
+      bound: the lower bound on ε from its best attack.
+      noise_alone: AUC of the noise of its Loss attack, without any model.
+      drop: vanilla's AUC minus the arm's, for the arm's best attack; None for vanilla, as `check`.
+      check: of its guarantee.
+    """
+
+    arm: ArmResult
+    lines: list[TableLine]
+    bound: EpsilonBound
+    noise_alone: metrics.Estimate
+    drop: metrics.Comparison | None
+    check: ArmCheck | None
+
+
+class SeedReport(NamedTuple):
+    """What the page says of the arms of one seed.
+
+    Attributes:
+      table: of that seed.
+      arms: the same arms, with what they show.
+      detectable_auc: which a test of so many images finds with fair probability.
+      ceiling: the largest ε that it could refute.
+    """
+
+    table: DpTable
+    arms: list[ArmReport]
+    detectable_auc: float
+    ceiling: float
+
+
+class OverSeeds(NamedTuple):
+    """Every attack over the models of all seeds: AUCs by title and arm, and vanilla's lead over each private arm."""
+
+    aucs: dict[str, list[list[float]]]
+    drops: list[questions.Difference]
+    columns: list[str]
 
 
 def read_table(workdir: str | os.PathLike[str]) -> DpTable:
@@ -140,7 +199,9 @@ def check(arm: ArmResult) -> ArmCheck:
     ]
     each = 1 - (1 - CONFIDENCE) / len(run.rows)
     refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
-    return ArmCheck(tuple(above), tuple(refuting), lower_bound(run, run.rows[arm.best], delta))
+    bound = lower_bound(run, arm.best, delta)
+    allowed_tpr = float(dp_tpr_bound(0.01, epsilon, delta))
+    return ArmCheck(tuple(above), tuple(refuting), bound, allowed_auc(epsilon, delta), allowed_tpr)
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:
@@ -185,36 +246,10 @@ def allowed_auc(epsilon: float, delta: float) -> float:
     return float(np.trapezoid(dp_tpr_bound(fpr, epsilon, delta), fpr))
 
 
-# ------------------------------------------------------------------------------------------------------------ rendering
-
-
-def to_markdown(table: DpTable) -> str:
-    """Two tables, of baselines and of DIME's variants: ε as rows, methods as columns, three rates in a cell."""
-    rows = table.vanilla.run.rows
-    groups = (
-        [number for number, row in enumerate(rows) if row.is_baseline],
-        [number for number, row in enumerate(rows) if not row.is_baseline],
-    )
-    return "\n".join(_markdown([_header(table, group), *_lines(table, group)]) for group in groups if group)
-
-
-def _header(table: DpTable, columns: Sequence[int]) -> list[str]:
-    return [""] + [table.vanilla.run.rows[number].title for number in columns]
-
-
-def _lines(table: DpTable, columns: Sequence[int]) -> list[list[str]]:
-    return [[arm.title] + [_cell(arm, arm.run.rows[number]) for number in columns] for arm in table.arms]
-
-
-def _cell(arm: ArmResult, row: Row) -> str:
-    """ASR, AUC and TPR@1%FPR with intervals, and the paper's values where the setting is the paper's."""
-    published = paper_values.published(arm.run.study, arm.epsilon) if is_papers_setting(arm) else {}
-    paper = published.get((row.attack, row.q))
-    parts = []
-    for name, label in headings.METRICS.items():
-        ours = f"{label} {markdown.percent(row.estimate(name))}"
-        parts.append(ours if paper is None else f"{ours} *paper {getattr(paper, name):.1f}*")
-    return "<br>".join(parts)
+def drop(vanilla: ArmResult, arm: ArmResult) -> metrics.Comparison:
+    """Compare vanilla's AUC with the arm's, for the attack that is the arm's best, on the same images."""
+    theirs, ours = arm.run.paired_scores(vanilla.run.rows[arm.best_place], arm.best)
+    return metrics.compare(theirs, ours, seed=arm.run.config["seed"])
 
 
 def is_papers_setting(arm: ArmResult) -> bool:
@@ -222,201 +257,61 @@ def is_papers_setting(arm: ArmResult) -> bool:
     expected = {"data.source", *_SET_BY_THE_STUDY}
     if arm.epsilon is None:
         expected |= {f"train.recipe.{name}" for name in arm.run.config["dp"]["vanilla"]["recipe"]}
-    return arm.run.variant == headings.PAPER_VARIANTS.get(arm.run.study) and not arm.run.overrides().keys() - expected
+    return arm.run.variant == paper_values.VARIANTS.get(arm.run.study) and not arm.run.overrides().keys() - expected
 
 
-def _summary(table: DpTable) -> str:
-    """A line for each arm: what it spent, what it learned, and what its best attack shows."""
-    header = [
-        "",
-        "ε spent",
-        "noise multiplier",
-        "training loss at the end",
-        "best attack on the calibration half",
-        "its AUC",
-        "below vanilla's by",
-        "p",
-        "ε at least",
-        "training, attack (s)",
-    ]
-    lines = [header]
-    delta = table.private[0].privacy["delta"] if table.private[0].privacy else 0.0
+# ------------------------------------------------------------------------------------------------------- for the pages
+
+
+def report(table: DpTable) -> SeedReport:
+    """Return everything that the page says of one seed."""
+    test, delta = table.vanilla.run.halves.test, table.private[0].privacy["delta"] if table.private[0].privacy else 0.0
+    arms = []
     for arm in table.arms:
-        best, loss = arm.run.rows[arm.best], f"{arm.final_loss:.4f}"
-        spent, noise, behind, p_value = "∞", "0", "", ""
-        if arm.privacy is not None:
-            spent, noise = f"{arm.privacy['epsilon']:.3f}", f"{arm.privacy['noise_multiplier']:g}"
-            drop = _drop(table.vanilla, arm)
-            behind, p_value = markdown.percent(drop.auc_difference), f"{drop.p_value:.1g}"
-        bound = lower_bound(arm.run, best, delta)
-        seconds = ", ".join(_duration(arm.seconds.get(stage)) for stage in ("train", "attack"))
-        auc = markdown.percent(best.estimate("auc"))
-        found = f"{bound.epsilon:.2f} (at most {bound.ceiling:.2f})"
-        lines.append([arm.title, spent, noise, loss, best.title, auc, behind, p_value, found, seconds])
-    return _markdown(lines)
+        paper = paper_values.published(arm.run.study, arm.epsilon) if is_papers_setting(arm) else {}
+        lines = [TableLine(row, paper.get((row.attack, row.q)), None) for row in arm.run.rows]
+        bound, private = lower_bound(arm.run, arm.best, delta), arm.privacy is not None
+        compared = (drop(table.vanilla, arm), check(arm)) if private else (None, None)
+        arms.append(ArmReport(arm, lines, bound, noise_alone(arm.run), *compared))
+    return SeedReport(table, arms, detectable_auc(len(test.member), len(test.heldout)), arms[0].bound.ceiling)
 
 
-def _drop(vanilla: ArmResult, arm: ArmResult) -> metrics.Comparison:
-    """Vanilla's AUC minus the arm's, for the attack that is the arm's best, on the same images."""
-    theirs, ours = arm.run.paired_scores(vanilla.run.rows[arm.best], arm.run.rows[arm.best])
-    return metrics.compare(theirs, ours, seed=arm.run.config["seed"])
-
-
-def verdict(table: DpTable) -> str:
-    """What was checked, and what the test could have found at this size."""
-    test = table.vanilla.run.halves.test
-    members, heldout = len(test.member), len(test.heldout)
-    ceiling = check(table.private[0]).bound.ceiling
-    lines = [
-        f"With {members} + {heldout} test images an attack is found (one-sided test at 5 %) with probability 80 % if "
-        f"its true AUC is {100 * detectable_auc(members, heldout):.1f} % or more; a weaker one may be there and be "
-        "missed.",
-        f"Perfect separation of so many images would prove ε >= {ceiling:.2f} with 95 % confidence. No attack can show "
-        "more here, so guarantees above that cannot be refuted by this test, however much a model leaks.",
-    ]
-    for arm in table.private:
-        assert arm.privacy is not None
-        epsilon, delta, found = arm.privacy["epsilon"], arm.privacy["delta"], check(arm)
-        allowed = f"AUC up to {100 * allowed_auc(epsilon, delta):.1f} %, TPR@1%FPR up to "
-        allowed += f"{100 * float(dp_tpr_bound(0.01, epsilon, delta)):.1f} %"
-        above = f"{len(found.above)} of {len(arm.run.rows)} attacks are above TPR <= e^ε FPR + δ as measured"
-        above += f" ({', '.join(found.above)})" if found.above else ""
-        refuted = f"refuted by {', '.join(found.refuting)}" if found.refuting else "none significantly so"
-        reach = "" if ceiling > epsilon else " (it could not be, at this size)"
-        lines.append(f"{arm.title} allows {allowed}. {above}, {refuted}{reach}.")
-    if table.vanilla.run.config["data"]["split"] == "identity":
-        lines.append(
-            "People, not photos, were assigned to sides, and two photos of a person are counted as independent here: "
-            "intervals and bounds are somewhat too narrow."
-        )
-    lines.append(
-        "One model was trained for each row, so differences between rows include the luck of training. ε is per image."
-    )
-    shared = len({arm.run.results.seed for arm in table.arms}) == 1
-    lines.append(
-        "Loss asks about one draw of noise per image"
-        + (
-            ", the same in all rows, so that the luck of that draw is in all of them"
-            if shared
-            else ", another in each row"
-        )
-        + ": the AUC of the noise alone is what a model that knows nothing would show."
-    )
-    return "".join(f"- {line}\n" for line in lines)
+def over_seeds(tables: Sequence[DpTable]) -> OverSeeds:
+    """Return the AUC of every attack over the models of all seeds, and how far the best falls below vanilla's."""
+    aucs = {
+        row.title: [
+            [arm.run.rows[place].result.auc.value for arm in arms] for arms in zip(*(table.arms for table in tables))
+        ]
+        for place, row in enumerate(tables[0].vanilla.run.rows)
+    }
+    drops = []
+    for place, arm in enumerate(tables[0].private):
+        found = [drop(table.vanilla, table.private[place]).auc_difference for table in tables]
+        drops.append(questions.Difference("Vanilla", arm.title, tuple(found)))
+    labels = [f"seed {table.vanilla.run.config['seed']}" for table in tables]
+    return OverSeeds(aucs, drops, [*labels, f"mean of {len(tables)} models"])
 
 
 def to_section(tables: Sequence[DpTable], page: pathlib.Path | None = None) -> str:
-    """The section of the results page: settings, the table over all models, and all there is about each seed.
+    """Return the section of a page: settings, the table over all models, and all there is about each seed.
 
     Args:
       tables: of one study, a seed each.
       page: where the section will stand, for links from there.
     """
     first = tables[0]
-    run = first.vanilla.run
-    recipe, section, overrides = run.config["train"]["recipe"], run.config["dp"], _overrides(first)
-    privacy = first.private[0].privacy or {}
-    one_recipe = section["vanilla"]["batches"] == "poisson" and not section["vanilla"]["recipe"]
-    numbers = [str(table.vanilla.run.config["seed"]) for table in tables]
-    facts = {
-        "config": f"`{run.config_file}`, variant `{run.variant}`",
-        "changed": ", ".join(f"`{name}={value}`" for name, value in overrides.items()) or "nothing",
-        "training": f"{privacy.get('images')} images, {recipe['steps']:,} updates, Poisson batches of "
-        f"{recipe['batch_size']} expected images, clip norm {section['clip_norm']:g}, δ = {section['delta']:g}, "
-        f"{privacy.get('accountant')}",
-        "recipes": "one for all rows, which differ in clipping and noise only"
-        if one_recipe
-        else "the authors', which differ between the private rows and vanilla",
-        "members + held-out images": run.image_counts,
-        "seeds": ", ".join(numbers),
-    }
-    flags = [f"--seeds={','.join(numbers)}"] if len(tables) > 1 or numbers != ["0"] else []
+    run, overrides = first.vanilla.run, _overrides(first)
+    numbers = ",".join(str(table.vanilla.run.config["seed"]) for table in tables)
+    seed_flags = [f"--seeds={numbers}"] if len(tables) > 1 or numbers != "0" else []
     command = f"python -m experiments.dp_defense --config={run.config_file}:{run.variant} --workdir=W"
-    title = headings.heading(run, all(is_papers_setting(arm) for arm in first.arms))
-    return "\n".join(
-        [
-            f"## {title} ({run.name})\n",
-            markdown.facts_list(facts),
-            "\n```",
-            " ".join([command, *flags, config_flags(overrides)]).rstrip(),
-            "```\n",
-            *([over_seeds(tables)] if len(tables) > 1 else []),
-            *(_seed_section(table, page) for table in tables),
-        ]
+    return render(
+        "dp_study.md",
+        title=paper_values.heading(run.study, all(is_papers_setting(arm) for arm in first.arms)),
+        run=run,
+        overrides=overrides,
+        privacy=first.private[0].privacy,
+        command=" ".join([command, *seed_flags, config_flags(overrides)]).rstrip(),
+        reports=[report(table) for table in tables],
+        over_seeds=over_seeds(tables) if len(tables) > 1 else None,
+        page=page,
     )
-
-
-def over_seeds(tables: Sequence[DpTable]) -> str:
-    """The mean AUC of every attack over the models of all seeds, and how far the best attack falls below vanilla's."""
-    names = [arm.title for arm in tables[0].arms]
-    rows = []
-    for number, row in enumerate(tables[0].vanilla.run.rows):
-        aucs = [[table.arms[arm].run.rows[number].result.auc.value for table in tables] for arm in range(len(names))]
-        rows.append([row.title, *(_mean(values) for values in aucs)])
-    drops = []
-    for place, arm in enumerate(tables[0].private):
-        found = [_drop(table.vanilla, table.private[place]).auc_difference for table in tables]
-        difference = questions.Difference("Vanilla", arm.title, tuple(found))
-        drops.append([arm.title, *(markdown.percent(one, "+") for one in found), *questions.mean_cell(difference)])
-    labels = [f"seed {table.vanilla.run.config['seed']}" for table in tables]
-    return "\n".join(
-        [
-            f"### AUC over {len(tables)} seeds of training and split\n",
-            "Means in per cent with t-intervals over models.\n",
-            markdown.table(["", *names], rows),
-            "Vanilla's AUC minus the arm's, for the attack that is the arm's best on its calibration half, paired on "
-            "the same images:\n",
-            markdown.table(["", *labels, f"mean of {len(tables)} models"], drops),
-            questions.claim(len(tables)),
-        ]
-    )
-
-
-def _mean(values: Sequence[float]) -> str:
-    mean = questions.over_models(values, least=0.0)
-    return "" if mean is None else markdown.percent(mean)
-
-
-def _seed_section(table: DpTable, page: pathlib.Path | None) -> str:
-    return "\n".join(
-        [
-            f"### {table.vanilla.run.name}, seed {table.vanilla.run.config['seed']}\n",
-            to_markdown(table),
-            _summary(table),
-            verdict(table),
-            origins(table, page),
-        ]
-    )
-
-
-def origins(table: DpTable, page: pathlib.Path | None) -> str:
-    """Where each arm's numbers come from: model, noises, queries, score tables and frozen settings."""
-    header = ["", "model", "seed of noises and probes", "AUC of Loss's noise alone", "queries made", "score tables"]
-    lines, settings = [], []
-    for arm in table.arms:
-        run = arm.run
-        tables = headings.where(run.directory, page) if page else "`attack/calibration`, `attack/test`"
-        lines.append(
-            [
-                arm.title,
-                f"`{run.results.fingerprints['model'][:16]}`",
-                str(run.results.seed),
-                markdown.percent(noise_alone(run)),
-                f"{run.results.queries_made:,}",
-                tables,
-            ]
-        )
-        settings.append(f"- Frozen settings, {arm.title}: {headings.settings(run)}.\n")
-    data = table.vanilla.run.results.fingerprints
-    halves = f"calibration half `{data['calibration_data'][:16]}`, test half `{data['test_data'][:16]}`"
-    return "\n".join([markdown.table(header, lines), f"- Data: {halves}.\n" + "".join(settings)])
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return markdown.table(lines[0], lines[1:])
-
-
-def _duration(stage: JsonObject | None) -> str:
-    if stage is None:
-        return "?"
-    return f"{stage['seconds']:,.0f}" + (" (continued)" if stage["continued"] else "")

@@ -27,7 +27,7 @@ from experiments.configs import digits_figures
 from experiments.configs import synthetic as synthetic_config
 from experiments.launch import run_app
 from experiments.runs import Run, read_run
-from experiments.study import open_study
+from experiments.study_data import open_study
 
 RUN_FIGURES: dict[str, tuple[Callable[[Sequence[Run]], object], Callable[..., Figure]]] = {
     "distributions": (run_figures.distributions, run_figures.draw_distributions),

@@ -12,10 +12,11 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
-from checkpoints_convert import guided, mapping, secmi, torch_writer
+from checkpoints_convert import guided, mapping, secmi
 from dime_jax import models
 from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec
+from experiments import torch_writer
 
 NUM_IMAGES = 80
 # Labels at which ImageNetV2's folders "0", "1", "2", "10", "11" fall out of step if they are sorted as strings.

@@ -22,7 +22,7 @@ from dime_jax.core.denoiser import PRECISION, ApplyFn, Denoiser, EpsFn
 from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from experiments.runs import Scores
-from experiments.study import Study
+from experiments.study_data import Study
 
 _BATCH = 64
 
@@ -165,6 +165,11 @@ class IdealGap(NamedTuple):
     image_error: dict[str, list[float]]
     crowding: dict[str, dict[str, list[float]]]
     rank_correlation: dict[str, list[float | None]]
+
+    def ranks(self, name: str, last: int) -> list[float]:
+        """Return the rank correlations of "level" or "crowding" that are known, up to a timestep."""
+        known = zip(self.t, self.rank_correlation[name])
+        return [rank for t, rank in known if t <= last and rank is not None and np.isfinite(rank)]
 
 
 def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps: Sequence[int], seed: int) -> IdealGap:

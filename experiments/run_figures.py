@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from dime_jax.attacks import get_attack
 from dime_jax.evidence import metrics
 from dime_jax.report import figures
-from dime_jax.scoring import planning
 from experiments import cross_fit
+from experiments.questions import jobs_by_value
 from experiments.runs import Row, Run
 
 # One look per attack in every figure, so that a reader learns it once.
@@ -111,14 +111,8 @@ def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", 
 
 def _curve(run: Run, name: str) -> dict[int, float]:
     half = run.calibration_half()
-    jobs = [job for job in half.jobs if job.attack.name == name]
-    largest = max(job.setting.get("q", 1) for job in jobs)
-    by_time: dict[int, list[planning.Job]] = {}
-    for job in jobs:
-        if job.setting.get("q", 1) == largest:
-            by_time.setdefault(int(job.setting["t"]), []).append(job)
-    parts = cross_fit.cut(half, run.results.seed)
-    return {t: cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
+    parts, by_time = cross_fit.cut(half, run.results.seed), jobs_by_value(half.jobs, name, "t")
+    return {int(t): cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
 
 
 def draw_stability(numbers: Sequence[Stability]) -> Figure:

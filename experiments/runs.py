@@ -22,8 +22,10 @@ from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
 from dime_jax.scoring import planning, score_table
-from experiments import images_alone, seeds
+from experiments import seeds, without_model
 from experiments.attack import CONFIG_FILE, SOURCES
+
+METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
 
 # What a config leaves open, and how it runs: of no influence on which setting a run is.
 _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
@@ -43,7 +45,7 @@ class CalibrationHalf(NamedTuple):
     Attributes:
       table: the terms of every image at every setting of every attack in `jobs`.
       member: which images of the table are members [n].
-      jobs: every attack at every setting that was asked for; of a thrifty run, those that it kept.
+      jobs: every attack at every setting that was asked for.
     """
 
     table: score_table.ScoreTable
@@ -80,6 +82,11 @@ class Row(NamedTuple):
     def is_baseline(self) -> bool:
         """Whether DIME is compared with it."""
         return self.calibration.family != DIME
+
+    @property
+    def setting(self) -> str:
+        """What was frozen: "t=50 gamma=0.4"."""
+        return " ".join(f"{name}={value:g}" for name, value in self.result.setting.items())
 
     def estimate(self, metric: str) -> Estimate:
         """A metric of results.json, "auc", "asr" or "tpr_at_1pct_fpr", with its interval."""
@@ -155,7 +162,7 @@ class Run(NamedTuple):
     def calibration_half(self) -> CalibrationHalf:
         """Read the calibration half."""
         table = score_table.read_table(self.directory / "calibration")
-        jobs = tuple(pipeline.calibrated_jobs(self.directory))
+        jobs = tuple(pipeline.read_jobs(self.directory))
         return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
 
     def overrides(self, seed: int | None = None) -> JsonObject:
@@ -166,16 +173,22 @@ class Run(NamedTuple):
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
-    def config_now(self) -> ConfigDict:
-        """The run's config as one of this version: values that it did not know are the file's."""
-        config = _get_config(self.study)(self.variant).unlock()
-        config.update(ConfigDict(self.config))
-        return config
-
     @property
     def is_unchanged(self) -> bool:
         """Whether the run is what its config file says, up to where things lie."""
         return not self.overrides().keys() - _NEUTRAL
+
+    def at_edge(self) -> list[str]:
+        """Rows whose timestep is the first or last of their grid, where a wider one might have done better."""
+        times: dict[str, set[float]] = {}
+        for job in pipeline.read_jobs(self.directory):
+            times.setdefault(job.attack.name, set()).add(job.setting.get("t", 0))
+        return [
+            row.title
+            for row in self.rows
+            if row.calibration.setting.get("t", 0) in (min(times[row.attack]), max(times[row.attack]))
+            and len(times[row.attack]) > 1
+        ]
 
     def row(self, attack: str, q: int | None) -> Row | None:
         """The row of an attack at a tier; None if the run does not have it."""
@@ -209,6 +222,11 @@ class RunSet(NamedTuple):
         """What the models are called: by their seeds."""
         return [f"seed {_seed(run)}" for run in self.runs]
 
+    @property
+    def columns(self) -> list[str]:
+        """The models, and their mean if there are several."""
+        return [*self.labels, *([f"mean of {len(self.runs)} models"] if len(self.runs) > 1 else [])]
+
     def commands(self) -> list[str]:
         """What to type to repeat all runs: with `--seeds`, if these made them."""
         if len(self.runs) > 1:
@@ -239,13 +257,13 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
     test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
-    results, frozen = images_alone.results(directory), pipeline.read_calibrations(directory)
+    results, frozen = without_model.results(directory), pipeline.read_calibrations(directory)
     asked, index = pipeline.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,
         study,
         variant,
-        _with_budgets(record["config"]),
+        record["config"],
         tuple(
             Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, index), _level(test, one, index))
             for one, row in zip(frozen, results.results)
@@ -260,14 +278,6 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
 def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
     alone = without_crowding(frozen)
     return None if alone is None else pipeline.frozen_scores(test, alone, index)
-
-
-def _with_budgets(config: JsonObject) -> JsonObject:
-    """The config of a run; in earlier ones `tiers` counted DIME's probes, one query less than it makes."""
-    attack = dict(config["attack"])
-    if "tiers" in attack:
-        attack["budgets"] = [tier + 1 for tier in attack.pop("tiers")]
-    return {**config, "attack": attack}
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:

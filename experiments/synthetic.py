@@ -6,18 +6,15 @@ Each study is a function from the config to a NamedTuple of numbers; a drawing f
     python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
 """
 
-import contextlib
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
-import rich.progress
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
@@ -528,18 +525,10 @@ def _draw_metric(axes: Axes, panel: Panel, metric: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- running
 
 
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Report]:
-    """A function to call at the start of each of `total` steps: a bar in a terminal, plain lines elsewhere."""
-    console, started = rich.console.Console(), itertools.count()
-    if not console.is_terminal:
-        yield lambda what: print(f"[{next(started) + 1}/{total}] {what}", flush=True)
-        return
-    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TimeElapsedColumn())
-    with rich.progress.Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda what: bar.update(task, description=what, completed=next(started))
-        bar.update(task, description="done", completed=total)
+def progress(total: int) -> Report:
+    """Return a function to call at the start of each of `total` steps, which prints what it is."""
+    started = itertools.count(1)
+    return lambda what: print(f"[{next(started)}/{total}] {what}", flush=True)
 
 
 def plain(value: object) -> object:
@@ -580,7 +569,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, object]:
     }
     attack_steps = sum(2 + len(budgets) for budgets in attack_budgets(config).values())
     numbers: dict[str, object] = {}
-    with progress(len(studies) + attack_steps) as report, figures.style():
+    report = progress(len(studies) + attack_steps)
+    with figures.style():
         for name, (compute, draw) in studies.items():
             report(name.replace("_", " "))
             numbers[name] = compute(config)

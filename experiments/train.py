@@ -1,6 +1,7 @@
 """Train a denoiser on the members of a split, into WORKDIR/model; states, log and pictures go to WORKDIR/train.
 
-WORKDIR/snapshots/N is the model after N updates, for `experiments.progress`, where `train.snapshot_every` asks for it.
+WORKDIR/snapshots/N is the model after N updates, where `train.snapshot_every` asks for it, for
+`experiments.memorisation`.
 
     python -m experiments.train --config=experiments/configs/digits.py --workdir=out/digits
 
@@ -18,7 +19,7 @@ from dime_jax import data, models, training
 from dime_jax._util import validate
 from dime_jax._util.distributed import on_first_process
 from experiments.launch import launch
-from experiments.study import open_study
+from experiments.study_data import open_study
 
 _SPECS = {spec.kind: spec for spec in (models.DdpmUnetSpec, models.GuidedUnetSpec)}
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from checkpoints_convert import torch_writer
 from dime_jax import auditing, cli
 from dime_jax._util.flags import underscored
 from dime_jax.report import html
-from experiments import generated
+from experiments import generated, torch_writer
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
 
 A file is written before the JSON file that names it, so that a kill in between leaves a file that nothing names yet,
 and never one that looks damaged. `digest` is over the bytes of the JSON file without it. Files are named relative to
-it, and are checked before any parser sees them. JSON files of older versions have no digests and are read as they are.
+it, and are checked before any parser sees them. A JSON file without digests is refused.
 """
 
 import hashlib
@@ -35,15 +35,15 @@ class Sealed(NamedTuple):
     Attributes:
       path: where it is.
       contents: what it holds, without digests.
-      digests: of the files that it names; None if it was written without any.
+      digests: of the files that it names.
     """
 
     path: pathlib.Path
     contents: JsonObject
-    digests: Mapping[str, str] | None
+    digests: Mapping[str, str]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file beside this one, checked if this one names it.
+        """The bytes of a file that this one names.
 
         Raises:
           Damaged: if it is not there, or not the file that was named.
@@ -53,7 +53,7 @@ class Sealed(NamedTuple):
             content = path.read_bytes()
         except FileNotFoundError:
             raise Damaged(f"{path} is missing, and {self.path.name} goes with it") from None
-        if digest(content) != (self.digests or {}).get(name, digest(content)):
+        if digest(content) != self.digests.get(name):
             raise Damaged(f"{path} is damaged or of another run: its digest is not the one in {self.path.name}")
         return content
 
@@ -63,7 +63,7 @@ class Sealed(NamedTuple):
 
     def check(self) -> "Sealed":
         """Check every file that this one names."""
-        for name in self.digests or {}:
+        for name in self.digests:
             self.read(name)
         return self
 
@@ -78,13 +78,11 @@ def digests_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     return {name: digest((directory / name).read_bytes()) for name in names}
 
 
-def seal(contents: Mapping[str, object], digests: Mapping[str, str] | None) -> bytes:
-    """The bytes of a JSON file with the digests of the files it names, which must be written; plain JSON if None."""
-    if digests is None:
-        return _encode(contents)
+def seal(contents: Mapping[str, object], digests: Mapping[str, str]) -> bytes:
+    """The bytes of a JSON file with the digests of the files it names, which must be written."""
     if contents.keys() & {_FILES, _OWN}:
         raise ValueError(f"expected contents without the keys {_FILES!r} and {_OWN!r}, which hold the digests")
-    whole = _encode({**contents, _FILES: dict(digests)})
+    whole = (json.dumps({**contents, _FILES: dict(digests)}, indent=1) + "\n").encode()
     return whole.removesuffix(_END) + f',\n "{_OWN}": "{digest(whole)}"'.encode() + _END
 
 
@@ -98,7 +96,7 @@ def read(path: pathlib.Path) -> Sealed:
 
     Raises:
       FileNotFoundError: if it is not there.
-      Damaged: if it is no JSON object, or its bytes have changed.
+      Damaged: if it is no JSON object, holds no digests, or its bytes have changed.
     """
     content = path.read_bytes()
     try:
@@ -107,10 +105,11 @@ def read(path: pathlib.Path) -> Sealed:
         raise Damaged(f"{path} is damaged: not JSON") from None
     if not isinstance(contents, dict):
         raise Damaged(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
-    sealed = _FILES in contents or _OWN in contents
+    if not contents.keys() & {_FILES, _OWN}:
+        raise Damaged(f"{path} holds no digests: not written by this version of dime_jax, so it cannot be relied on")
     contents.pop(_OWN, None)
     digests = contents.pop(_FILES, None)
-    if sealed and not (isinstance(digests, dict) and _has_its_digest(content)):
+    if not (isinstance(digests, dict) and _has_its_digest(content)):
         raise Damaged(f"{path} is damaged: its contents do not have the digest that it holds")
     return Sealed(path, contents, digests)
 
@@ -122,18 +121,6 @@ def load_arrays(path: pathlib.Path, content: bytes) -> dict[str, np.ndarray]:
             return dict(arrays)
     except Exception:  # a damaged archive fails in many ways
         raise Damaged(f"{path} is damaged: not an .npz file of arrays") from None
-
-
-def warn_of_unsealed(directory: pathlib.Path, names: Iterable[str]) -> list[str]:
-    """A warning if some of these JSON files hold no digests, in a list; else none."""
-    unsealed = [name for name in names if read(directory / name).digests is None]
-    if not unsealed:
-        return []
-    return [f"written by an older version, without digests: damage would not be noticed in {', '.join(unsealed)}"]
-
-
-def _encode(contents: Mapping[str, object]) -> bytes:
-    return (json.dumps(contents, indent=1) + "\n").encode()
 
 
 def _has_its_digest(content: bytes) -> bool:

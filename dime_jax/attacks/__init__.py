@@ -2,9 +2,9 @@
 
 from dime_jax.attacks.bands import ATTACKS as _BANDS
 from dime_jax.attacks.bands import band_energies, dime_bands
-from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, grid, norm, query
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, grid
+from dime_jax.attacks.calls import Answer, Call, Query, masked, norm
 from dime_jax.attacks.clid import ATTACKS as _CLID
-from dime_jax.attacks.described import describe_attack
 from dime_jax.attacks.dime import ATTACKS as _DIME
 from dime_jax.attacks.dime import (
     DimeStats,
@@ -21,12 +21,13 @@ from dime_jax.attacks.loss import loss
 from dime_jax.attacks.modules import load_attack_module
 from dime_jax.attacks.pia import ATTACKS as _PIA
 from dime_jax.attacks.pia import pia
-from dime_jax.attacks.registry import attack_names, get_attack, register_attack
+from dime_jax.attacks.registry import attack_names, describe_attack, get_attack, register_attack
 from dime_jax.attacks.rules import Angles, Discriminant, Rule, Single
 from dime_jax.attacks.secmi import ATTACKS as _SECMI
 from dime_jax.attacks.secmi import secmi
 from dime_jax.attacks.sima import ATTACKS as _SIMA
 from dime_jax.attacks.sima import sima, sima_mc
+from dime_jax.core.draws import Draw
 
 for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS):
     register_attack(_attack)
@@ -42,6 +43,8 @@ __all__ = [
     "DimeStats",
     "DimeTerms",
     "Discriminant",
+    "Draw",
+    "Query",
     "Reading",
     "Recipe",
     "Rule",
@@ -60,9 +63,9 @@ __all__ = [
     "grid",
     "load_attack_module",
     "loss",
+    "masked",
     "norm",
     "pia",
-    "query",
     "register_attack",
     "secmi",
     "sima",

@@ -14,33 +14,20 @@ Everything here reads answers that DIME asks for, so it costs nothing beside DIM
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
-from dime_jax.attacks.base import (
-    Answer,
-    Attack,
-    Call,
-    Reading,
-    Recipe,
-    Setting,
-    asking,
-    check_draws,
-    draw_numbers,
-    grid,
-    images,
-    kept_part,
-    norm,
-    one_number,
-)
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, draw_numbers, grid, one_number, run_recipe
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, check_draws, images, masked, norm
 from dime_jax.attacks.dime import CITATION, FAMILY, GAMMAS, GRIDS, TIERS, TIMES, Probe, Scaled
-from dime_jax.attacks.rules import Discriminant
+from dime_jax.attacks.rules import Discriminant, Terms
 from dime_jax.core.denoiser import PRECISION, EpsFn
-from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.draws import Given
 from dime_jax.core.schedule import NoiseSchedule
 
 BANDS = 6
@@ -52,7 +39,7 @@ _LOW_HALF_WIDTH, _HIGH_WEIGHT = 5, 0.2  # FreMIA's
 
 
 @jax.jit
-def band_energies(v: Any) -> jax.Array:
+def band_energies(v: ArrayLike) -> Array:
     """Log energy [6, B] of images v [B, H, W, C] or vectors [B, d] in bands of spatial frequency, over all channels.
 
     A coefficient (i, j) of the cosine transform lies in the band of its larger relative frequency, max(i/H, j/W). The
@@ -67,7 +54,7 @@ def band_energies(v: Any) -> jax.Array:
 
 
 @jax.jit
-def low_pass_norm(v: Any) -> jax.Array:
+def low_pass_norm(v: ArrayLike) -> Array:
     """FreMIA's weighted l2 norm [B]: Fourier coefficients in the centre square of half-width 5 count 1, others 0.2."""
     planes = _planes(images(v))
     low = np.outer(_is_low(planes.shape[1]), _is_low(planes.shape[2])).astype(np.float32)
@@ -76,7 +63,7 @@ def low_pass_norm(v: Any) -> jax.Array:
     return jnp.sqrt(jnp.sum(spectrum**2, axis=(1, 2, 3)))
 
 
-def _planes(v: jax.Array) -> jax.Array:
+def _planes(v: Array) -> Array:
     """[B, H, W, C]; vectors [B, d] are d by 1."""
     return v.reshape(*v.shape, 1, 1) if v.ndim == 2 else v.reshape(*v.shape[:3], -1)
 
@@ -108,20 +95,11 @@ class Spectral(Call):
 
     needs_source: ClassVar[frozenset[str]] = frozenset({*_BAND_NAMES, "l4", "low_pass"})
 
-    @property
-    def queries(self) -> int:
-        """None."""
-        return 0
-
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require what the source requires."""
-        if self.source is not None:
-            self.source.check(schedule)
-
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Array, asked: None, eps: None, mask: Mask
+    ) -> Answer:
         """Numbers band_0 … band_5: log energies; l4: ‖ε‖₄; low_pass: FreMIA's norm."""
-        del eps_fn, schedule, x, draws
-        answer = kept_part(given)
+        answer = masked(given, mask)
         energies = dict(zip(_BAND_NAMES, band_energies(answer)))
         return Answer(None, {**energies, "l4": norm(answer, 4), "low_pass": low_pass_norm(answer)})
 
@@ -156,7 +134,7 @@ class OfScaled(Spectral):
 class OfImage(Spectral):
     """Of the image."""
 
-    def start(self, x: jax.Array) -> jax.Array:
+    def start(self, x: Array) -> Array:
         """The image."""
         return x
 
@@ -164,8 +142,8 @@ class OfImage(Spectral):
 # ------------------------------------------------------------------------------------------------------ as functions
 
 
-def dime_bands(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probe: Any, t: Any, gamma: float) -> jax.Array:
-    """Log energies of one answer in 6 bands, then those of the image [12, B]: 1 query.
+def dime_bands(eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, probe: ArrayLike, t: int, gamma: float) -> Array:
+    """Return the log energies of one answer in 6 bands, then those of the image [12, B]: 1 query.
 
     Args:
       eps_fn: the model.
@@ -176,11 +154,8 @@ def dime_bands(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probe: Any, t: An
       gamma: length of the step along the probe, in units of σ; 0 asks about the scaled image itself.
     """
     x = images(x)
-    ask = asking(eps_fn, schedule, x, Given(check_draws(jnp.asarray(probe)[None], x, "probe")))
-    call = _answer(int(t), gamma)
-    assert call.source is not None
-    answers = ask(call, ask(call.source).state).numbers, ask(OfImage()).numbers
-    return jnp.stack([numbers[name] for numbers in answers for name in _BAND_NAMES])
+    probes = check_draws(jnp.asarray(probe)[None], x, "probe")
+    return run_recipe(one_answer({"t": int(t), "gamma": gamma}), eps_fn, schedule, x, Given(probes))
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes
@@ -196,13 +171,8 @@ def _bands_of(call: Spectral) -> tuple[Reading, ...]:
 
 def one_answer(setting: Setting) -> Recipe:
     """The bands of one answer, and of the image."""
-    return answers_at([int(setting["t"])], float(setting["gamma"]))
-
-
-def answers_at(times: Sequence[int], gamma: float) -> Recipe:
-    """The bands of one answer at each timestep, and of the image."""
-    calls = [*(_answer(t, gamma) for t in times), OfImage()]
-    return Recipe(tuple(reading for call in calls for reading in _bands_of(call)), lambda readings: readings)
+    answer = _answer(int(setting["t"]), float(setting["gamma"]))
+    return Recipe((*_bands_of(answer), *_bands_of(OfImage())), lambda readings: readings)
 
 
 def all_answers(setting: Setting) -> Recipe:
@@ -216,7 +186,7 @@ def all_answers(setting: Setting) -> Recipe:
         *(reading for index in indices for reading in _bands_of(OfProbe(t, gamma, index))),
     )
 
-    def assemble(r: Any) -> Any:
+    def assemble(r: Terms) -> Terms:
         base, image, trace, probes = np.split(r, np.cumsum([BANDS, BANDS, len(indices)]))
         return np.concatenate(
             [base, probes.reshape(len(indices), BANDS, -1).mean(axis=0), trace.mean(axis=0)[None], image]

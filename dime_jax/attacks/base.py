@@ -1,169 +1,28 @@
-"""What all attacks are made of: calls of the model, recipes that read them, and the entry that describes an attack.
-
-A call is a frozen record of numbers such as t, γ and a draw's index. Its class says how the query is built, and how the
-answer is reduced to numbers per image. The numbers may be tracers, so a program compiled for a class serves the whole
-(t, γ, index) grid. Equal records are the same query, which is asked once for all attacks that read it.
-
-A call may start from what another, its `source`, left behind: a probe's difference needs the base response, a DDIM hop
-the place where the last one ended. Every call has one source at most, so the calls of a plan form trees.
+"""What attacks are made of, besides calls of the model: recipes that read them, and the entry that describes an attack.
 
 The unit of work is one batched model call, and calls are made in a Python loop, so an attack runs over any callable: a
 jitted network, a NumPy function, a hosted model. Scores are **lower for members**, always.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Never
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.rules import SINGLE, Rule
-from dime_jax.core.denoiser import OWN, EpsFn, at_least_float32
+from dime_jax._util.typing import PyTree
+from dime_jax.attacks.calls import STATE, Answer, Arrays, Call, Mask, images
+from dime_jax.attacks.rules import SINGLE, Rule, Terms
+from dime_jax.core.denoiser import OWN, EpsFn
 from dime_jax.core.draws import NO_DRAWS, Randomness
 from dime_jax.core.schedule import NoiseSchedule
 
-STATE = "state"
 Setting = Mapping[str, int | float]
-
-
-def images(x: Any) -> jax.Array:
-    """A non-empty batch of images [B, ...] in floating point of 32 bits or more."""
-    x = jnp.asarray(x)
-    if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"expected images of shape [B, ...] in floating point, got {x.dtype} {list(x.shape)}")
-    validate.check_not_empty(x, "images")
-    return at_least_float32(x)
-
-
-def query(eps_fn: EpsFn, x: jax.Array, t: Any) -> jax.Array:
-    """One model call: B queries."""
-    eps = jnp.asarray(eps_fn(x, t))
-    if eps.shape != x.shape:
-        raise ValueError(f"expected eps_fn to return shape {list(x.shape)}, got {list(eps.shape)}")
-    return eps.astype(x.dtype)
-
-
-_KEPT: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("kept", default=None)
-
-
-@contextlib.contextmanager
-def keeping(kept: jax.Array | None) -> Iterator[None]:
-    """While this is open, norms and sums over the coordinates of an image run over those that are kept.
-
-    What the model is asked stays the same. It holds for what is traced or computed here, as
-    `jax.default_matmul_precision` does.
-
-    Args:
-      kept: bool, of the shape of the images [B, ...]; None keeps all.
-    """
-    token = _KEPT.set(kept)
-    try:
-        yield
-    finally:
-        _KEPT.reset(token)
-
-
-def kept_part(v: jax.Array) -> jax.Array:
-    """v [B, ...] with zeros where a coordinate is not kept (see `keeping`)."""
-    kept = _KEPT.get()
-    return v if kept is None else jnp.where(kept, v, jnp.zeros_like(v))
-
-
-def norm(v: jax.Array, p: float = 2) -> jax.Array:
-    """‖v‖_p per image [B] over the coordinates that are kept, with the root."""
-    validate.check_at_least(p, 1, "p")
-    return jnp.linalg.norm(kept_part(v).reshape(len(v), -1), ord=p, axis=1)
-
-
-def check_draws(draws: Any, x: jax.Array, name: str) -> jax.Array:
-    """Require draws [q, B, ...] for the batch x [B, ...], q > 0."""
-    draws = jnp.asarray(draws, x.dtype)
-    validate.check_shape(draws, (None, *x.shape), name)
-    validate.check_not_empty(draws, name)
-    return draws
-
-
-# --------------------------------------------------------------------------------------------------------------- calls
-
-
-class Answer(NamedTuple):
-    """What a call leaves: a state for the calls that start from it, and named numbers per image, each [B]."""
-
-    state: Any
-    numbers: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Call:
-    """One batched model call.
-
-    Attributes:
-      needs_source: names of the numbers (or "state") that cannot be had without the source's state.
-      condition: name of the condition under which the model is asked, of those it offers (`Denoiser.conditions`).
-    """
-
-    needs_source: ClassVar[frozenset[str]] = frozenset()
-    condition: ClassVar[str] = "own"
-
-    @property
-    def source(self) -> "Call | None":
-        """The call whose state this one starts from."""
-        return None
-
-    @property
-    def queries(self) -> int:
-        """What it costs per image."""
-        return 1
-
-    @property
-    def traceable(self) -> bool:
-        """Whether it may be compiled: it then sees tracers for its parameters and the images."""
-        return True
-
-    @property
-    def template(self) -> "Callable[..., Call]":
-        """What makes the call from its arguments; a program is compiled for each."""
-        return type(self)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The numbers that the program takes."""
-        return dataclasses.astuple(self)
-
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require parameters that the schedule has."""
-        raise NotImplementedError
-
-    def start(self, x: jax.Array) -> Any:
-        """The state to start from where there is no source."""
-        del x
-
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
-        """Build the query, call the model, reduce the answer. `given` is the source's state, None without one."""
-        raise NotImplementedError
-
-
-def start_from(call: Call, given: Any, x: jax.Array) -> Any:
-    """The source's state, or what a call without source starts from."""
-    return call.start(x) if given is None else given
-
-
-def asking(eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness = NO_DRAWS) -> Callable[..., Answer]:
-    """The function ask(call, given=None) that checks a call and makes it about the images x."""
-
-    def ask(call: Call, given: Any = None) -> Answer:
-        call.check(schedule)
-        return call.ask(eps_fn, schedule, x, draws, start_from(call, given, x))
-
-    return ask
-
 
 # ------------------------------------------------------------------------------------------------------------- recipes
 
@@ -182,7 +41,7 @@ class Recipe(NamedTuple):
     """What an attack reads, and `assemble`: readings [r, B] -> terms [columns, B], NumPy in, NumPy out."""
 
     readings: tuple[Reading, ...]
-    assemble: Callable[[Any], Any]
+    assemble: Callable[[Terms], Terms]
 
 
 def one_number(call: Call, name: str) -> Recipe:
@@ -218,8 +77,8 @@ def _calls_behind(readings: Iterable[Reading]) -> Collection[Call]:
 
 
 def walk_trees(
-    roots: Iterable[Call], trees: Trees, ask: Callable[[Call, Any], Answer]
-) -> Iterator[tuple[Call, dict[str, Any]]]:
+    roots: Iterable[Call], trees: Trees, ask: Callable[[Call, PyTree], Answer]
+) -> Iterator[tuple[Call, Arrays]]:
     """Ask every call under the roots, depth first, and yield its numbers.
 
     States live only as long as a call that starts from them is still to come.
@@ -238,11 +97,22 @@ def calls_below(roots: Iterable[Call], trees: Trees) -> list[Call]:
     return [call for call, _ in walk_trees(roots, trees, lambda call, given: Answer(None, {}))]
 
 
-def run_recipe(recipe: Recipe, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness) -> jax.Array:
-    """An attack's terms [columns, B] by itself, over any callable."""
-    trees = grow_trees(recipe.readings)
-    numbers = dict(walk_trees(trees[None], trees, asking(eps_fn, schedule, images(x), draws)))
-    return recipe.assemble(jnp.stack([numbers[call][name] for call, name in recipe.readings]))
+def run_recipe(
+    recipe: Recipe, eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, draws: Randomness = NO_DRAWS
+) -> Array:
+    """Run an attack by itself, over any callable, and return its terms [columns, B].
+
+    Args:
+      recipe: of the attack at a setting.
+      eps_fn: the model.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      draws: where the probes and noises come from.
+    """
+    trees, batch = grow_trees(recipe.readings), images(x)
+    asked = walk_trees(trees[None], trees, lambda call, given: call.ask(eps_fn, schedule, batch, draws, given))
+    numbers = dict(asked)
+    return jnp.asarray(recipe.assemble(jnp.stack([numbers[call][name] for call, name in recipe.readings])))
 
 
 def count_queries(recipe: Recipe) -> int:
@@ -252,10 +122,10 @@ def count_queries(recipe: Recipe) -> int:
 
 # ------------------------------------------------------------------------------------------------------------- entries
 
-Run = Callable[[EpsFn, NoiseSchedule, jax.Array, Randomness, Setting], jax.Array]
+Run = Callable[[EpsFn, NoiseSchedule, Array, Randomness, Setting], Array]
 
 
-def _not_given(*arguments: Any) -> Any:
+def _not_given(*arguments: Any) -> Never:
     raise NotImplementedError
 
 
@@ -295,16 +165,35 @@ class Whole(Call):
         return WholeTemplate(self.attack, fixed, names, self.run, self.cost, self.columns)
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[ArrayLike, ...]:
         """t and floats."""
         return tuple(value for name, value in self.setting if _is_argument(name, value))
 
     def check(self, schedule: NoiseSchedule) -> None:
         """The attack checks its setting itself."""
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
-        """Numbers column_0, column_1, …: the attack's terms."""
-        terms = jnp.asarray(self.run(eps_fn, schedule, x, draws, dict(self.setting)))
+    def ask(
+        self,
+        eps_fn: EpsFn,
+        schedule: NoiseSchedule,
+        x: Array,
+        draws: Randomness = NO_DRAWS,
+        given: PyTree = None,
+        mask: Mask = None,
+    ) -> Answer:
+        """Run the attack, which may ask as often as it says it does. Numbers column_0, column_1, …: its terms."""
+        asked = 0
+
+        def counted(x: Array, t: ArrayLike) -> Array:
+            nonlocal asked
+            asked += 1
+            if asked > self.cost:
+                raise ValueError(
+                    f"expected {self.attack} to ask {self.cost} times per image, as it says it does, got {asked}"
+                )
+            return eps_fn(x, t)
+
+        terms = jnp.asarray(self.run(counted, schedule, x, draws, dict(self.setting)))
         validate.check_shape(terms, (self.columns, len(x)), f"terms of attack {self.attack!r}")
         return Answer(None, {f"column_{i}": column for i, column in enumerate(terms)})
 
@@ -374,7 +263,9 @@ class Attack:
             raise ValueError(f"expected an attack's name of letters, digits, _ and -, got {self.name!r}")
         derived: dict[str, Any] = {"family": self.family or self.name}
         if self.recipe is not _not_given:
-            derived["run"] = functools.partial(_run_at, self.recipe)
+            derived["run"] = lambda eps_fn, schedule, x, draws, setting: run_recipe(
+                self.recipe(setting), eps_fn, schedule, x, draws
+            )
             derived["queries"] = lambda setting: count_queries(self.recipe(setting))
         elif _not_given in (self.run, self.queries):
             raise ValueError(f"expected attack {self.name!r} with a recipe, or with run and queries, got neither")
@@ -403,17 +294,6 @@ class Attack:
         whole = Whole(self.name, values, self.run, self.queries(setting), columns, self.traceable)
         readings = tuple(Reading(whole, f"column_{i}") for i in range(columns))
         return Recipe(readings, lambda readings: readings)
-
-
-def _run_at(
-    recipe: Callable[[Setting], Recipe],
-    eps_fn: EpsFn,
-    schedule: NoiseSchedule,
-    x: jax.Array,
-    draws: Randomness,
-    setting: Setting,
-) -> jax.Array:
-    return run_recipe(recipe(setting), eps_fn, schedule, x, draws)
 
 
 def row_label(attack: str, queries: int) -> str:

@@ -2,31 +2,29 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from dime_jax._util import validate
-from dime_jax.attacks.base import Answer, Attack, Call, Reading, Recipe, Setting, kept_part, query
-from dime_jax.attacks.rules import TermPair, Weights
-from dime_jax.core.denoiser import TEXT_CONDITIONS, EpsFn
-from dime_jax.core.draws import Randomness
+from dime_jax._util.typing import PyTree
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting
+from dime_jax.attacks.calls import Answer, Arrays, AtNoise, Mask, Query, masked
+from dime_jax.attacks.rules import TermPair, Terms, Weights
+from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.core.schedule import NoiseSchedule
 
 _OWN, *_REDUCED = range(len(TEXT_CONDITIONS))
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Told(Call):
+class Told(AtNoise):
     """ε(√ᾱ x + σ ξ_index, t) under condition number `place` of `TEXT_CONDITIONS`.
 
     It is a number and not a name, so that all conditions share a program.
     The noise is the same under every condition: differences between conditions are the captions' alone.
     """
 
-    t: int
-    index: int
     place: int
 
     @property
@@ -34,16 +32,12 @@ class Told(Call):
         """Its name."""
         return TEXT_CONDITIONS[self.place]
 
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require t in range."""
-        validate.check_timestep(self.t, schedule.num_steps)
-
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, draws: Randomness, given: Any) -> Answer:
-        """Number loss: the mean of (ξ - ε)² over the values of an image, of which those that are not kept are zero."""
-        del given
-        noise = draws.gaussian(self.index, x)
-        eps = query(eps_fn, schedule.noised(x, noise, self.t), self.t)
-        return Answer(None, {"loss": jnp.mean(kept_part(noise - eps).reshape(len(x), -1) ** 2, axis=1)})
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
+        """Number loss: the mean of (ξ - ε)² over the values of an image, of which those outside the mask are zero."""
+        error = masked(drawn["noise"] - eps, mask)
+        return Answer(None, {"loss": jnp.mean(error.reshape(len(x), -1) ** 2, axis=1)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +64,7 @@ def recipe(setting: Setting) -> Recipe:
         Reading(Told(time, index, place), "loss") for place in (_OWN, *_REDUCED) for index, time in enumerate(times)
     )
 
-    def assemble(rows: Any) -> Any:
+    def assemble(rows: Terms) -> Terms:
         xp = np if isinstance(rows, np.ndarray) else jnp
         losses = rows.reshape(len(TEXT_CONDITIONS), len(times), -1).mean(axis=1)
         return xp.stack([losses[_OWN], losses[_OWN] - losses[1:].mean(axis=0)])

@@ -12,33 +12,21 @@ population-exact weights M/σ² = B² - σV̂ + d lie at φ = -atan σ. Averaged
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    Answer,
-    Attack,
-    Call,
-    Reading,
-    Recipe,
-    Setting,
-    asking,
-    check_draws,
-    draw_numbers,
-    grid,
-    images,
-    kept_part,
-    norm,
-    query,
-)
-from dime_jax.attacks.rules import Angles, TermStats, weighted
+from dime_jax._util.typing import PyTree
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, draw_numbers, grid
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Query, check_draws, images, masked, norm
+from dime_jax.attacks.rules import Angles, Terms, TermStats, weighted
 from dime_jax.core.denoiser import EpsFn
-from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.draws import Draw, Given
 from dime_jax.core.schedule import NoiseSchedule, per_image
 
 FAMILY = "DIME"
@@ -48,8 +36,8 @@ NUM_ANGLES = 16
 class DimeTerms(NamedTuple):
     """Per-probe terms [q, B]; probes nest, so the first rows are a smaller budget's terms."""
 
-    norm: jax.Array
-    trace: jax.Array
+    norm: Terms
+    trace: Terms
 
 
 class DimeStats(NamedTuple):
@@ -72,32 +60,43 @@ class DimeStats(NamedTuple):
 class Scaled(Call):
     """ε(g, t) at g = √ᾱ x: the base response of forward differences. State: ε."""
 
-    t: int
+    t: ArrayLike
 
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require t in range."""
-        validate.check_timestep(self.t, schedule.num_steps)
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree) -> Query:
+        """g."""
+        return Query(schedule.scaled(x, self.t), self.t)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """No numbers."""
-        del draws, given
-        return Answer(query(eps_fn, schedule.scaled(x, self.t), self.t), {})
+        return Answer(eps, {})
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class _AtProbe(Call):
-    """A query at distance γσ from the scaled image, along sign probe z_index."""
+    """A query at distance γσ from the scaled image g, along sign probe z_index, or against it."""
 
-    t: int
-    gamma: float
+    t: ArrayLike
+    gamma: ArrayLike
     index: int
 
     needs_source: ClassVar[frozenset[str]] = frozenset({"trace"})
+    side: ClassVar[int] = 1
 
     def check(self, schedule: NoiseSchedule) -> None:
         """Require t in range and γ > 0."""
-        validate.check_timestep(self.t, schedule.num_steps)
+        super().check(schedule)
         validate.check_positive(self.gamma, "gamma")
+
+    def draws(self) -> Mapping[str, Draw]:
+        """z_index."""
+        return {"probe": Draw("rademacher", self.index)}
+
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree) -> Query:
+        """g + γσ z, or g - γσ z."""
+        step = self.gamma * per_image(schedule.sigma(self.t), x) * (self.side * drawn["probe"])
+        return Query(schedule.scaled(x, self.t) + step, self.t)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -109,13 +108,14 @@ class Probe(_AtProbe):
         """The base response, needed by forward differences only."""
         return Scaled(self.t)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Numbers norm: ‖ε‖; trace: zᵀ(ε - ε_base)/γσ, if the base response is given."""
-        probe = draws.rademacher(self.index, x)
-        eps = probe_response(eps_fn, schedule, x, probe, self.t, self.gamma)
-        numbers = {"norm": norm(eps)}
+        numbers = {"norm": norm(eps, 2, mask)}
         if given is not None:
-            numbers["trace"] = trace_term(probe, eps - given, self.gamma * schedule.sigma(self.t).astype(x.dtype))
+            step = self.gamma * schedule.sigma(self.t).astype(x.dtype)
+            numbers["trace"] = trace_term(drawn["probe"], eps - given, step, mask)
         return Answer(eps, numbers)
 
 
@@ -123,101 +123,113 @@ class Probe(_AtProbe):
 class Mirror(_AtProbe):
     """ε(g - γσ z_index, t): the other side of a probe, for central differences."""
 
+    side: ClassVar[int] = -1
+
     @property
     def source(self) -> Call:
         """The probe whose other side this is."""
         return Probe(self.t, self.gamma, self.index)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Array, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Numbers norm: ‖ε₋‖; trace: zᵀ(ε₊ - ε₋)/2γσ."""
-        probe = draws.rademacher(self.index, x)
-        eps = probe_response(eps_fn, schedule, x, -probe, self.t, self.gamma)
         step = 2 * self.gamma * schedule.sigma(self.t).astype(x.dtype)
-        return Answer(None, {"norm": norm(eps), "trace": trace_term(probe, given - eps, step)})
+        return Answer(None, {"norm": norm(eps, 2, mask), "trace": trace_term(drawn["probe"], given - eps, step, mask)})
 
 
-def probe_response(
-    eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, probe: jax.Array, t: Any, gamma: Any
-) -> jax.Array:
-    """ε(g + γσ z): one model call."""
-    return query(eps_fn, schedule.scaled(x, t) + gamma * per_image(schedule.sigma(t), x) * probe, t)
+def trace_term(probe: Array, difference: Array, step: Terms, mask: Mask = None) -> Array:
+    """Return zᵀΔ/h per image [B], an estimate of tr ∇ε; over the coordinates inside a mask, of their part of it.
 
-
-def trace_term(probe: jax.Array, difference: jax.Array, step: Any) -> jax.Array:
-    """zᵀΔ/h per image [B]: one probe's estimate of tr ∇ε from the difference Δ of two responses that lie h apart.
-
-    Over the coordinates that are kept, as the norm is, it estimates their part of the trace.
+    Args:
+      probe: z [B, ...].
+      difference: Δ, of two responses.
+      step: h, how far these lie apart.
+      mask: as in `Call.reduce`.
     """
-    return jnp.sum(kept_part(probe * difference).reshape(len(probe), -1), axis=1) / step
+    return jnp.sum(masked(probe * difference, mask).reshape(len(probe), -1), axis=1) / step
 
 
 # ------------------------------------------------------------------------------------------------------ as functions
 
 
-def dime_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> DimeTerms:
-    """Terms of B̂ and V̂ by forward differences: q + 1 queries per image for probes [q, B, ...] of ±1."""
-    x = images(x)
-    probes = check_draws(probes, x, "probes")
-    ask = asking(eps_fn, schedule, x, Given(probes))
-    calls = [Probe(t, gamma, index) for index in range(len(probes))]
-    calls[0].check(schedule)
-    center = ask(calls[0].source).state
-    return _stacked([ask(call, center).numbers for call in calls])
+def dime_terms(
+    eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, probes: ArrayLike, t: ArrayLike, gamma: ArrayLike
+) -> DimeTerms:
+    """Return the terms of B̂ and V̂ by forward differences: q + 1 queries per image.
 
-
-def dime_central_terms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> DimeTerms:
-    """Terms by central differences, 2q queries: norm is the mean of both norms, trace = zᵀ(ε₊ - ε₋)/2γσ.
-
-    Per probe, the trace's error is O(γ²) where the forward difference's is O(γ); no base query is needed.
+    Args:
+      eps_fn: the model.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      probes: signs [q, B, ...] of ±1.
+      t: the timestep.
+      gamma: length of the step along a probe, in units of σ.
     """
     x = images(x)
     probes = check_draws(probes, x, "probes")
-    ask, numbers = asking(eps_fn, schedule, x, Given(probes)), []
-    for index in range(len(probes)):
-        plus = ask(Probe(t, gamma, index))
-        minus = ask(Mirror(t, gamma, index), plus.state)
-        mean_norm = mean_of_sides(plus.numbers["norm"], minus.numbers["norm"])
-        numbers.append({"norm": mean_norm, "trace": minus.numbers["trace"]})
-    return _stacked(numbers)
-
-
-def dime_norms(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, probes: Any, t: Any, gamma: Any) -> jax.Array:
-    """The norms of `dime_terms` alone [q, B]: q queries, no base query."""
-    x = images(x)
-    probes = check_draws(probes, x, "probes")
-    ask = asking(eps_fn, schedule, x, Given(probes))
-    return jnp.stack([ask(Probe(t, gamma, index)).numbers["norm"] for index in range(len(probes))])
-
-
-def mean_of_sides(plus: Any, minus: Any) -> Any:
-    """The level of a pair of probes: the mean of its two norms."""
-    return (plus + minus) / 2
-
-
-def _stacked(numbers: Sequence[dict[str, Any]]) -> DimeTerms:
+    calls = [Probe(t, gamma, index) for index in range(len(probes))]
+    calls[0].check(schedule)
+    base = calls[0].source.ask(eps_fn, schedule, x).state
+    numbers = [call.ask(eps_fn, schedule, x, Given(probes), base).numbers for call in calls]
     return DimeTerms(*(jnp.stack([one[name] for one in numbers]) for name in DimeTerms._fields))
 
 
-def summarize(terms: DimeTerms) -> Any:
-    """B̂² and V̂ [2, B]: means over probes (the norm is averaged before it is squared). NumPy in, NumPy out."""
-    xp = jnp if isinstance(terms.norm, jax.Array) else np
+def dime_central_terms(
+    eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, probes: ArrayLike, t: ArrayLike, gamma: ArrayLike
+) -> DimeTerms:
+    """Return the terms by central differences, 2q queries: the mean of both norms, and zᵀ(ε₊ - ε₋)/2γσ.
+
+    Per probe, the trace's error is O(γ²) where the forward difference's is O(γ); no base query is needed.
+
+    Args:
+      eps_fn, schedule, x, probes, t, gamma: as in `dime_terms`.
+    """
+    x = images(x)
+    draws = Given(check_draws(probes, x, "probes"))
+    norms, traces = [], []
+    for index in range(len(draws.rows)):
+        plus = Probe(t, gamma, index).ask(eps_fn, schedule, x, draws)
+        minus = Mirror(t, gamma, index).ask(eps_fn, schedule, x, draws, plus.state)
+        norms.append((plus.numbers["norm"] + minus.numbers["norm"]) / 2)
+        traces.append(minus.numbers["trace"])
+    return DimeTerms(jnp.stack(norms), jnp.stack(traces))
+
+
+def dime_norms(
+    eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, probes: ArrayLike, t: ArrayLike, gamma: ArrayLike
+) -> Array:
+    """Return the norms of `dime_terms` alone [q, B]: q queries, no base query.
+
+    Args:
+      eps_fn, schedule, x, probes, t, gamma: as in `dime_terms`.
+    """
+    x = images(x)
+    draws = Given(check_draws(probes, x, "probes"))
+    calls = [Probe(t, gamma, index) for index in range(len(draws.rows))]
+    return jnp.stack([call.ask(eps_fn, schedule, x, draws).numbers["norm"] for call in calls])
+
+
+def summarize(terms: DimeTerms) -> Terms:
+    """Return B̂² and V̂ [2, B]: means over probes (the norm is averaged before it is squared). NumPy in, NumPy out."""
+    xp = jnp if isinstance(terms.norm, Array) else np
     return xp.stack([terms.norm.mean(axis=0) ** 2, terms.trace.mean(axis=0)])
 
 
-def dime_score(terms: DimeTerms, phi: float, stats: DimeStats | None = None) -> jax.Array:
-    """DIME score per image [B], lower for members."""
-    xp = jnp if isinstance(terms.norm, jax.Array) else np
+def dime_score(terms: DimeTerms, phi: ArrayLike, stats: DimeStats | None = None) -> Terms:
+    """Return the DIME score per image [B], lower for members. NumPy in, NumPy out."""
+    xp = jnp if isinstance(terms.norm, Array) else np
     weights = xp.cos(phi), xp.sin(phi)
     return weighted(summarize(terms), weights, None if stats is None else stats.of_terms())
 
 
-def theory_phi(sigma: Any) -> jax.Array:
-    """The population-exact angle -atan σ_t, for raw (not standardised) terms: no calibration of φ at all."""
+def theory_phi(sigma: ArrayLike) -> Array:
+    """Return the population-exact angle -atan σ_t, for raw (not standardised) terms: no calibration of φ at all."""
     return -jnp.arctan(jnp.asarray(sigma))
 
 
-def decide(scores: Any, tau: float) -> Any:
-    """Membership decisions: score <= τ (the last line of Algorithm 1)."""
+def decide(scores: Terms, tau: float) -> Terms:
+    """Decide membership: score <= τ (the last line of Algorithm 1)."""
     return scores <= tau
 
 
@@ -244,9 +256,9 @@ def central(setting: Setting) -> Recipe:
         *(Reading(mirror, "trace") for mirror in mirrors),
     ]
 
-    def assemble(r: Any) -> Any:
+    def assemble(r: Terms) -> Terms:
         plus, minus, trace = r.reshape(3, len(probes), -1)
-        return summarize(DimeTerms(mean_of_sides(plus, minus), trace))
+        return summarize(DimeTerms((plus + minus) / 2, trace))
 
     return Recipe(tuple(readings), assemble)
 

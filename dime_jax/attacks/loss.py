@@ -1,35 +1,32 @@
 """The training loss as a membership score (Matsumoto et al. 2023)."""
 
 import functools
-from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_GRIDS,
-    Attack,
-    Reading,
-    Recipe,
-    Setting,
-    asking,
-    draw_numbers,
-    images,
-    one_number,
-)
-from dime_jax.attacks.calls import Noisy
+from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Reading, Recipe, Setting, draw_numbers, one_number
+from dime_jax.attacks.calls import Noisy, images
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.draws import Given
 from dime_jax.core.schedule import NoiseSchedule
 
 
-def loss(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, noise: Any, t: Any) -> jax.Array:
-    """‖ε - ε_θ(√ᾱ x + σ ε, t)‖₂ for given noise ε [B, ...]: 1 query."""
+def loss(eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, noise: ArrayLike, t: ArrayLike) -> Array:
+    """Return ‖ε - ε_θ(√ᾱ x + σ ε, t)‖₂ per image [B]: 1 query.
+
+    Args:
+      eps_fn: the model ε_θ.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      noise: ε [B, ...].
+      t: the timestep.
+    """
     x = images(x)
     validate.check_shape(noise, x.shape, "noise")
-    ask = asking(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None]))
-    return ask(Noisy(t, 0)).numbers["loss"]
+    return Noisy(t, 0).ask(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None])).numbers["loss"]
 
 
 def recipe(setting: Setting) -> Recipe:

@@ -2,35 +2,23 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
-from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_GRIDS,
-    Answer,
-    Attack,
-    Call,
-    Recipe,
-    Setting,
-    asking,
-    images,
-    norm,
-    one_number,
-    query,
-)
-from dime_jax.attacks.calls import Raw
+from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Recipe, Setting, one_number
+from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Place, Query, Raw, images, norm
 from dime_jax.core.denoiser import EpsFn
-from dime_jax.core.draws import Randomness
 from dime_jax.core.schedule import NoiseSchedule, per_image
 
 
 @jax.jit
-def proximal_noise(eps0: jax.Array, normalize: Any) -> jax.Array:
-    """ε₀ = ε_θ(x, 0) as it is, or for PIAN rescaled per image to the mean magnitude √(2/π) of a standard Gaussian."""
+def proximal_noise(eps0: Array, normalize: ArrayLike) -> Array:
+    """Return ε₀ = ε_θ(x, 0), for PIAN rescaled per image to the mean magnitude √(2/π) of a standard Gaussian."""
     magnitude = jnp.mean(jnp.abs(eps0).reshape(len(eps0), -1), axis=1)
     return eps0 * per_image(jnp.where(normalize, np.sqrt(2 / np.pi) / magnitude, 1), eps0)
 
@@ -39,7 +27,7 @@ def proximal_noise(eps0: jax.Array, normalize: Any) -> jax.Array:
 class Proximal(Call):
     """PIA's second call, ε(√ᾱ x + σ ε₀, t), or PIAN's with ε₀ normalised. State: the error ε₀ - ε."""
 
-    t: int
+    t: ArrayLike
     normalize: bool
 
     needs_source: ClassVar[frozenset[str]] = frozenset({"l2", "l4"})
@@ -49,27 +37,35 @@ class Proximal(Call):
         """The call that gives ε₀."""
         return Raw(0)
 
-    def check(self, schedule: NoiseSchedule) -> None:
-        """Require t in range."""
-        validate.check_timestep(self.t, schedule.num_steps)
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place) -> Query:
+        """The image noised with ε₀."""
+        return Query(schedule.noised(x, proximal_noise(given.eps, self.normalize), self.t), self.t)
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Numbers l2 and l4: the norms of the error."""
-        del draws
-        eps0 = proximal_noise(given.eps, self.normalize)
-        error = eps0 - query(eps_fn, schedule.noised(x, eps0, self.t), self.t)
-        return Answer(error, {"l2": norm(error), "l4": norm(error, 4)})
+        error = proximal_noise(given.eps, self.normalize) - eps
+        return Answer(error, {"l2": norm(error, 2, mask), "l4": norm(error, 4, mask)})
 
 
-def pia(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, t: Any, p: float = 4, normalize: bool = False) -> jax.Array:
-    """‖ε₀ - ε_θ(√ᾱ x + σ ε₀, t)‖_p with ε₀ = ε_θ(x, 0) on the unscaled image: 2 queries.
+def pia(
+    eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, t: ArrayLike, p: float = 4, normalize: bool = False
+) -> Array:
+    """Return ‖ε₀ - ε_θ(√ᾱ x + σ ε₀, t)‖_p per image [B], with ε₀ = ε_θ(x, 0) on the unscaled image: 2 queries.
 
-    p = 4 is what the official code computes, p = 2 what the DIME paper prints; `normalize` makes it PIAN
-    (see `proximal_noise`).
+    Args:
+      eps_fn: the model ε_θ.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      t: the timestep.
+      p: of the norm: 4 is what the official code computes, 2 what the DIME paper prints.
+      normalize: makes it PIAN (see `proximal_noise`).
     """
-    validate.check_timestep(t, schedule.num_steps)
-    ask = asking(eps_fn, schedule, images(x))
-    return norm(ask(Proximal(t, normalize), ask(Raw(0)).state).state, p)
+    call, x = Proximal(t, normalize), images(x)
+    call.check(schedule)
+    start = call.source.ask(eps_fn, schedule, x).state
+    return norm(call.ask(eps_fn, schedule, x, given=start).state, p)
 
 
 def recipe(setting: Setting, name: str, normalize: bool = False) -> Recipe:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import Attack
+from dime_jax.attacks.base import Attack, Recipe, Setting
 
 _REGISTRY: dict[str, Attack] = {}
 
@@ -27,3 +27,17 @@ def attack_names(conditions: Collection[str] | None = None) -> tuple[str, ...]:
     return tuple(
         name for name, attack in _REGISTRY.items() if conditions is None or set(attack.conditions) <= set(conditions)
     )
+
+
+def describe_attack(name: str) -> Attack:
+    """Return the registered attack of that name, or one that has nothing but the name, to show a finished run.
+
+    The latter cannot be asked: its recipe raises ValueError.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+
+    def recipe(setting: Setting) -> Recipe:
+        raise ValueError(f"attack {name!r} is not known here: give the file that registers it as --attack-module")
+
+    return Attack(name, name, "", recipe=recipe)

@@ -4,13 +4,19 @@ score = Σ_i weight_i · term_i, each term standardised first if the rule says s
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
+import jax
 import numpy as np
 
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.evidence import metrics
+
+# Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
+Terms: TypeAlias = jax.Array | np.ndarray
 
 
 class TermPair(NamedTuple):
@@ -26,7 +32,7 @@ class TermStats(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def standardize(self, terms: Any) -> list[Any]:
+    def standardize(self, terms: Terms) -> list[Terms]:
         """Each term in standard deviations from its mean."""
         return [(term - mean) / std for term, mean, std in zip(terms, self.mean, self.std)]
 
@@ -168,7 +174,7 @@ def _covariance(terms: np.ndarray) -> np.ndarray:
     return centred @ centred.T / terms.shape[1]
 
 
-def weighted(terms: Any, weights: Sequence[Any], stats: TermStats | None = None) -> Any:
-    """Scores [n] of terms [columns, n], standardised first if `stats` are given. NumPy in, NumPy out."""
-    terms = terms if stats is None else stats.standardize(terms)
-    return sum(weight * term for weight, term in zip(weights, terms, strict=True))
+def weighted(terms: Terms, weights: Sequence[float | jax.Array], stats: TermStats | None = None) -> Terms:
+    """Return the scores [n] of terms [columns, n], standardised first if `stats` are given."""
+    rows = list(terms) if stats is None else stats.standardize(terms)
+    return functools.reduce(operator.add, (weight * term for weight, term in zip(weights, rows, strict=True)))

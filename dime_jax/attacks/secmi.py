@@ -1,35 +1,31 @@
 """SecMI: the error of one deterministic step there and back on the image's own DDIM trajectory (Duan et al. 2023)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_TIMES,
-    STATE,
-    Answer,
-    Attack,
-    Call,
-    Recipe,
-    Setting,
-    asking,
-    grid,
-    images,
-    norm,
-    one_number,
-    query,
-)
-from dime_jax.attacks.calls import Place, Raw
+from dime_jax.attacks.base import BASELINE_TIMES, Attack, Recipe, Setting, grid, one_number
+from dime_jax.attacks.calls import STATE, Answer, Arrays, Call, Mask, Place, Query, Raw, images, norm
 from dime_jax.core.denoiser import EpsFn
-from dime_jax.core.draws import Given, Randomness
+from dime_jax.core.draws import NO_DRAWS, Draw, Given
 from dime_jax.core.schedule import NoiseSchedule, per_image
 
 
-def ddim_step(schedule: NoiseSchedule, x: jax.Array, eps: jax.Array, t_from: Any, t_to: Any) -> jax.Array:
-    """One deterministic DDIM step, either way: the clean image that eps = ε_θ(x, t_from) implies, noised to t_to."""
+def ddim_step(schedule: NoiseSchedule, x: Array, eps: Array, t_from: ArrayLike, t_to: ArrayLike) -> Array:
+    """Take one deterministic DDIM step, either way: the clean image that ε implies, noised to t_to.
+
+    Args:
+      schedule: of the model.
+      x: images [B, ...] at t_from.
+      eps: ε_θ(x, t_from).
+      t_from: where the step starts.
+      t_to: where it ends.
+    """
     clean = (x - per_image(schedule.sigma(t_from), x) * eps) / per_image(schedule.sqrt_abar(t_from), x)
     return schedule.noised(clean, eps, t_to)
 
@@ -57,14 +53,17 @@ class Walk(Call):
         validate.check_at_least(self.k, 1, "k")
         validate.check_timestep(self.k * self.n, schedule.num_steps, "the step after t_sec's last")
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
-        """Number error: squared distance between the place before and where a hop back from here ends."""
-        del x, draws
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place) -> Query:
+        """A hop on from the place before."""
         t_from, t_to = self.k * (self.n - 1), self.k * self.n
-        there = ddim_step(schedule, given.x, given.eps, t_from, t_to)
-        eps = query(eps_fn, there, t_to)
-        back = ddim_step(schedule, there, eps, t_to, t_from)
-        return Answer(Place(there, eps), {"error": norm(back - given.x) ** 2})
+        return Query(ddim_step(schedule, given.x, given.eps, t_from, t_to), t_to)
+
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
+        """Number error: squared distance between the place before and where a hop back from here ends."""
+        back = ddim_step(schedule, asked.x, eps, asked.t, self.k * (self.n - 1))
+        return Answer(Place(asked.x, eps), {"error": norm(back - given.x, 2, mask) ** 2})
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -84,14 +83,23 @@ class Next(Call):
         """Require a step after t."""
         validate.check_timestep(self.t + 1, schedule.num_steps, "t_sec + 1")
 
-    def ask(self, eps_fn: EpsFn, schedule: NoiseSchedule, x: jax.Array, draws: Randomness, given: Any) -> Answer:
+    def draws(self) -> Mapping[str, Draw]:
+        """ξ_0."""
+        return {"noise": Draw("gaussian", 0)}
+
+    def query(self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place) -> Query:
+        """The image noised to t + 1."""
+        return Query(schedule.noised(x, drawn["noise"], self.t + 1), self.t + 1)
+
+    def reduce(
+        self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Place, asked: Query, eps: Array, mask: Mask
+    ) -> Answer:
         """Number error: σ_t times the distance of the two responses."""
-        noisy = query(eps_fn, schedule.noised(x, draws.gaussian(0, x), self.t + 1), self.t + 1)
-        return Answer(None, {"error": norm(per_image(schedule.sigma(self.t), x) * (given.eps - noisy))})
+        return Answer(None, {"error": norm(per_image(schedule.sigma(self.t), x) * (given.eps - eps), 2, mask)})
 
 
 def places(t_sec: int, k: int) -> list[Walk]:
-    """The trajectory: places k, 2k, … below t_sec, and the one after, from which SecMI hops back."""
+    """Return the trajectory: places k, 2k, … below t_sec, and the one after, from which SecMI hops back."""
     validate.check_at_least(k, 1, "k")
     return [Walk(k, n) for n in range(1, max(1, -(-t_sec // k)) + 1)]
 
@@ -99,36 +107,44 @@ def places(t_sec: int, k: int) -> list[Walk]:
 def secmi(
     eps_fn: EpsFn,
     schedule: NoiseSchedule,
-    x: Any,
+    x: ArrayLike,
     t_sec: int = 100,
     k: int = 10,
     variant: str = "official",
-    noise: Any = None,
-) -> jax.Array:
-    """SecMI_stat.
+    noise: ArrayLike | None = None,
+) -> Array:
+    """Return SecMI_stat per image [B].
 
     "official": walk the DDIM trajectory from the clean image in hops of k to the last step below t_sec, hop once more
     and back; the squared l2 distance to where it started. ⌈t_sec/k⌉ + 1 queries: 11 at the defaults. With t_sec <= k
     the walk is empty and the hop starts at the image itself.
 
     "paper": the one-step formula that the DIME paper prints, ‖σ_t (ε(x, t) - ε(√ᾱ_{t+1} x + σ_{t+1} ε, t + 1))‖ at
-    t = t_sec, with given `noise` [B, ...]: 2 queries.
+    t = t_sec, with given noise ε: 2 queries.
+
+    Args:
+      eps_fn: the model.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      t_sec: the timestep at which the error is taken.
+      k: the length of a hop.
+      variant: "official" or "paper".
+      noise: ε [B, ...], of the variant "paper".
     """
     x = images(x)
     validate.check_choice(variant, ("official", "paper"), "variant")
-    walk = places(t_sec, k)
+    calls: list[Call] = [Raw(0), *places(t_sec, k)]
     validate.check_timestep(t_sec, schedule.num_steps, "t_sec")
+    draws = NO_DRAWS
     if variant == "paper":
         if noise is None:
             raise ValueError("secmi variant='paper' needs noise of the images' shape, got noise=None")
         validate.check_shape(noise, x.shape, "noise")
-        ask = asking(eps_fn, schedule, x, Given(jnp.asarray(noise, x.dtype)[None]))
-        return ask(Next(t_sec), ask(Raw(t_sec)).state).numbers["error"]
-    walk[-1].check(schedule)
-    ask = asking(eps_fn, schedule, x)
-    answer = ask(Raw(0))
-    for place in walk:
-        answer = ask(place, answer.state)
+        calls, draws = [Raw(t_sec), Next(t_sec)], Given(jnp.asarray(noise, x.dtype)[None])
+    calls[-1].check(schedule)
+    answer = Answer(None, {})
+    for call in calls:
+        answer = call.ask(eps_fn, schedule, x, draws, answer.state)
     return answer.numbers["error"]
 
 

@@ -1,55 +1,61 @@
 """SimA: the norm of the predicted noise, which is proportional to the score (Rao et al. 2026)."""
 
 import functools
-from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 
 from dime_jax._util import validate
-from dime_jax.attacks.base import (
-    BASELINE_GRIDS,
-    Attack,
-    Reading,
-    Recipe,
-    Setting,
-    asking,
-    check_draws,
-    draw_numbers,
-    images,
-    norm,
-    one_number,
-)
-from dime_jax.attacks.calls import Noisy, Raw
+from dime_jax.attacks.base import BASELINE_GRIDS, Attack, Reading, Recipe, Setting, draw_numbers, one_number
+from dime_jax.attacks.calls import Noisy, Raw, check_draws, images, norm
 from dime_jax.core.denoiser import EpsFn
 from dime_jax.core.draws import Given
 from dime_jax.core.schedule import NoiseSchedule
 
 
-def sima(eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, t: Any, p: float = 4) -> jax.Array:
-    """‖ε_θ(x, t)‖_p on the raw image (not scaled by √ᾱ): 1 query."""
-    ask = asking(eps_fn, schedule, images(x))
-    return norm(ask(Raw(t)).state.eps, p)
+def sima(eps_fn: EpsFn, schedule: NoiseSchedule, x: ArrayLike, t: ArrayLike, p: float = 4) -> Array:
+    """Return ‖ε_θ(x, t)‖_p per image [B] on the raw image (not scaled by √ᾱ): 1 query.
+
+    Args:
+      eps_fn: the model ε_θ.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      t: the timestep.
+      p: of the norm.
+    """
+    return norm(Raw(t).ask(eps_fn, schedule, images(x)).state.eps, p)
 
 
 def sima_mc(
-    eps_fn: EpsFn, schedule: NoiseSchedule, x: Any, noise: Any, t: Any, p: float = 4, average: str = "norms"
-) -> jax.Array:
-    """The same over N noised images, noise [N, B, ...]: N queries.
+    eps_fn: EpsFn,
+    schedule: NoiseSchedule,
+    x: ArrayLike,
+    noise: ArrayLike,
+    t: ArrayLike,
+    p: float = 4,
+    average: str = "norms",
+) -> Array:
+    """Return SimA's norm over N noised images, per image [B]: N queries.
 
-    average="norms" is mean_n ‖ε_n‖_p, as the DIME paper prints; "vector" is ‖mean_n ε_n‖_p, as its code runs.
+    Args:
+      eps_fn: the model ε_θ.
+      schedule: its noise schedule.
+      x: images [B, ...].
+      noise: [N, B, ...].
+      t: the timestep.
+      p: of the norm.
+      average: "norms" is mean_n ‖ε_n‖_p, as the DIME paper prints; "vector" is ‖mean_n ε_n‖_p, as its code runs.
     """
     x = images(x)
     validate.check_choice(average, ("norms", "vector"), "average")
     noise = check_draws(noise, x, "noise")
-    ask, calls = asking(eps_fn, schedule, x, Given(noise)), [Noisy(t, n) for n in range(len(noise))]
-    if average == "norms":  # a call that starts from no other leaves its own response as the sum
-        return jnp.mean(jnp.stack([norm(ask(call).state, p) for call in calls]), axis=0)
-    total = None
-    for call in calls:
-        total = ask(call, total).state
-    assert total is not None
-    return norm(total / len(calls), p)
+    draws, calls = Given(noise), [Noisy(t, n) for n in range(len(noise))]
+    # A call that starts from no other leaves its own response as the sum.
+    responses = (call.ask(eps_fn, schedule, x, draws).state for call in calls)
+    if average == "vector":
+        return norm(sum(responses) / len(calls), p)
+    return jnp.mean(jnp.stack([norm(eps, p) for eps in responses]), axis=0)
 
 
 def recipe(setting: Setting) -> Recipe:

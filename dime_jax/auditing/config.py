@@ -77,7 +77,6 @@ class AuditConfig:
       grid: parameters that replace the grid's, such as [{"t": 70}].
       calibration_size: at most so many images per class choose the settings; as the profile says if None.
       test_size: at most so many images per class are tested.
-      thrifty: choose the settings with at most half the queries of the whole grid, see `dime_jax.thrift`.
       variations: ask about each candidate also mirrored, cropped and encoded again, and judge the best score of them.
       decide_with: "attack@queries" that decides about candidates; the best on the calibration half if None.
       level: the false discovery rate of the verdicts, and the level of the test on the whole set.
@@ -109,7 +108,6 @@ class AuditConfig:
     grid: Sequence[Setting] | None = None
     calibration_size: int | None = None
     test_size: int | None = None
-    thrifty: bool = False
     variations: bool = False
     decide_with: str | None = None
     level: float = 0.05
@@ -139,8 +137,6 @@ class AuditConfig:
             raise ValueError("expected images and split together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("expected either members and heldout, or images and split")
-        if self.thrifty and not self.members_known:
-            raise ValueError("expected known members with thrifty: without them nothing is calibrated")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("expected no bound on queries per image with variations, which are further images")
         validate.check_at_least(self.timestep, 0, "timestep")
@@ -223,7 +219,6 @@ class AuditConfig:
             grid=None if self.grid is None else tuple(self.grid),
             calibration_size=self.calibration_size,
             test_size=self.test_size,
-            thrifty=self.thrifty or None,
             variations=self.variations or None,
             decide_with=self.decide_with,
             level=self.level,

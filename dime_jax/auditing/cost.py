@@ -1,9 +1,6 @@
 """How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
 
 import dataclasses
-import os
-import pathlib
-import shlex
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -23,7 +20,7 @@ class Cost(NamedTuple):
     """What an audit takes.
 
     Attributes:
-      calibration: queries of the whole grid on one half; of a thrifty audit half of them, the most that it takes.
+      calibration: queries of the whole grid on one half.
       test: queries of the frozen settings on the other half, at most.
       candidates: queries of the attack that decides, at most.
       settings: how many calibration chooses from.
@@ -64,9 +61,8 @@ def expected(
     for job in jobs:
         row = job.attack.name, job.setting.get("q")
         dearest[row] = max(dearest.get(row, 0), job.queries)
-    whole = sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image
     return Cost(
-        whole // 2 if config.thrifty else whole,
+        sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image,
         sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
         max(deciding) * each * (reference + candidates) if candidates else 0,
         len(jobs),
@@ -84,7 +80,7 @@ def announced(
 ) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
-    Above ten minutes it also says which command is quicker, and what that one loses. Nothing is asked to find out.
+    Above ten minutes it also says what the light profile would take, and what that loses. Nothing is asked to find out.
     """
     said = False
 
@@ -107,12 +103,15 @@ def announcement(
 ) -> Iterator[str]:
     """The lines that `announced` says, at so many seconds for a query."""
     cost = expected(config, images, schedule, conditions)
-    left = max(0, cost.queries - _made(config.directory))
+    left = max(0, cost.queries - query_ledger.queries_made(config.directory))
     yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"
     light = lighter(config) if left * seconds > LONG_SECONDS else None
     less = None if light is None else expected(light, images, schedule, conditions)
     if light is not None and less is not None and less.queries < left:
-        yield f"a lighter audit takes about {duration(less.queries * seconds)}: {command(light)}"
+        names = ("queries", "calibration_size", "test_size", "decide_with")
+        dropped = [f"--{name}" for name in names if getattr(config, name) is not None]
+        how = " and without ".join([f"try --profile {LIGHT} with another --output", *dropped])
+        yield f"a lighter audit takes about {duration(less.queries * seconds)}: {how}"
         yield f"it is less sensitive: {'; '.join(_losses(cost, less))}"
 
 
@@ -130,45 +129,12 @@ def _losses(cost: Cost, less: Cost) -> Iterator[str]:
 
 
 def lighter(config: AuditConfig) -> AuditConfig | None:
-    """The same audit with the light profile, in a directory of its own; None if it is one, or its attacks have none.
-
-    It calibrates with its whole grid, which is too small to save on.
-    """
+    """Return the same audit with all that the light profile says; None if it has that, or no tier of its attacks."""
     if config.profile == LIGHT:
         return None
-    output = f"{os.fspath(config.output)}-{LIGHT}"
     try:
         return dataclasses.replace(
-            config,
-            profile=LIGHT,
-            output=output,
-            queries=None,
-            calibration_size=None,
-            test_size=None,
-            thrifty=False,
-            decide_with=None,
+            config, profile=LIGHT, queries=None, calibration_size=None, test_size=None, decide_with=None
         )
-    except ValueError:  # no tier of these attacks is in the profile
+    except ValueError:
         return None
-
-
-def command(config: AuditConfig) -> str:
-    """What to type for an audit; for one of Python objects, what to change of its settings."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    sources = ("model", "members", "heldout", "candidates", "images")
-    if config.grid or not all(isinstance(values[name], str | os.PathLike | None) for name in sources):
-        return f"dataclasses.replace(config, profile={config.profile!r}, output={os.fspath(config.output)!r})"
-    words = ["dime-jax", "audit"]
-    for field in dataclasses.fields(config):
-        value = values[field.name]
-        if field.name in ("options", "grid", "conversion", "remote") or value is None or value == field.default:
-            continue
-        words.append(f"--{field.name}")
-        if not isinstance(value, bool):
-            words += [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return shlex.join([*words, *config.conversion.arguments(), *config.remote.arguments()])
-
-
-def _made(directory: pathlib.Path) -> int:
-    """Queries made in all stages so far."""
-    return query_ledger.queries_made(directory)

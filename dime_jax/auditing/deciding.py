@@ -71,7 +71,7 @@ def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> 
     )
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    pipeline.begin(config.directory, jobs, halves, config.seed, thrifty=config.thrifty)
+    pipeline.begin(config.directory, jobs, halves, config.seed)
     pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
     frozen = pipeline.calibrate_run(config.directory)
     direction = pipeline.read_direction(config.directory, ["calibration"], images.groups)
@@ -97,13 +97,11 @@ def choose_decider(
     first = best_calibrated(attacks) if wanted is None else by_label(attacks, wanted)
     why = "highest AUC on the calibration half" if wanted is None else "asked for"
     fixed = [one for one in attacks if not one.learned_direction and wanted in (None, one.label)]
-    witness = [one for one in frozen if one.label == planning.WITNESS_LABEL]
-    if direction.may_learn or [first] in (fixed, witness):
+    witness = by_label(frozen, planning.WITNESS_LABEL)
+    if direction.may_learn or first == witness or [first] == fixed:
         return Choice(first, why)
     if len(fixed) == 1:
         instead, decider = "the only attack of fixed direction", fixed[0]
-    elif witness:
-        instead, decider = "the witness of direction", witness[0]
     else:
-        raise ValueError("a run of an older version, without a witness of direction; audit into a new directory")
+        instead, decider = "the witness of direction", witness
     return Choice(decider, f"{instead}; {first.label} ({why}) follows the labels, which the witness does not confirm")

@@ -21,7 +21,6 @@ from dime_jax.auditing.stages import (
     describe_model,
     environment,
     say,
-    say_savings,
     score_candidates,
 )
 from dime_jax.core.denoiser import Denoiser
@@ -56,7 +55,6 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     config.directory.mkdir(parents=True, exist_ok=True)
     checked = [check_model(config, model.denoiser, images) for model in models]
     decision = decide(checked[0], models[0].denoiser, images)
-    say_savings(config)
     for name, model, guarded in zip(MODELS, models, checked):
         say(config, f"{name}: {model.describe()}")
         score_candidates(guarded, model.denoiser, images, decision, config.directory / name)

@@ -65,7 +65,6 @@ def audit(config: AuditConfig) -> AuditResult:
     config = cost.announced(config, images, model.denoiser, say)
     config = check_model(config, model.denoiser, images)
     decision = decide(config, model.denoiser, images)
-    say_savings(config)
     if decision.halves is not None:
         pipeline.score_half(config.directory, "test", model.denoiser, images.source, options=config.options)
     if len(images.candidates):
@@ -237,13 +236,6 @@ def _introduction(model: OpenedModel, images: AuditImages) -> str:
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))
     return model.describe() + "\n" + ", ".join(f"{n:,} {what}" for n, what in counts if n)
-
-
-def say_savings(config: AuditConfig) -> None:
-    """What thrifty calibration saved."""
-    found = pipeline.read_thrift(config.directory) if config.thrifty else None
-    if found is not None:
-        say(config, found.describe())
 
 
 def say(config: AuditConfig, text: str) -> None:

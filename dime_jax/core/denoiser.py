@@ -38,7 +38,7 @@ ApplyFn = Callable[[PyTree, jax.Array, jax.Array, PyTree], jax.Array]
 # (params, pixels, draws) -> x
 EncodeFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
 # (params, x, draws) -> bool, of x's shape
-KeepFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
+MaskFn = Callable[[PyTree, jax.Array, Draws], jax.Array]
 # (params, captions) -> condition
 EmbedFn = Callable[[PyTree, Sequence[str]], PyTree]
 
@@ -81,8 +81,8 @@ class Denoiser:
       conditions: the names of the conditions that a model can be asked under; "own" is the image's own.
       encode_fn: pure JAX function of (params, pixels, draws) that returns x; None for models of pixels. An encoder that
         samples takes its noise from `draws.latent`. What it does must be part of the fingerprint.
-      keep_fn: pure JAX function of (params, x, draws) that says which coordinates of each x count in the norms of the
-        attacks (see `attacks.base.keeping`); None if all do. It too must be part of the fingerprint.
+      mask_fn: pure JAX function of (params, x, draws) that says which coordinates of each x count in the norms of the
+        attacks (the mask of `attacks.calls.Call.reduce`); None if all do. It too must be part of the fingerprint.
       fingerprint: identifies the weights and architecture in score tables.
       name: for people.
       traceable: whether `apply` may be jitted; False for plain Python functions.
@@ -102,7 +102,7 @@ class Denoiser:
         condition_shape: PyTree = None,
         conditions: tuple[str, ...] = (OWN,),
         encode: EncodeFn | None = None,
-        keep: KeepFn | None = None,
+        mask: MaskFn | None = None,
         embed: EmbedFn | None = None,
         fingerprint: str = "",
         name: str = "denoiser",
@@ -120,7 +120,7 @@ class Denoiser:
         self.condition_shape = condition_shape if num_classes is None else jax.ShapeDtypeStruct((), jnp.int32)
         self.conditions = tuple(conditions)
         self.encode_fn = encode
-        self.keep_fn = keep
+        self.mask_fn = mask
         self.fingerprint = fingerprint or _fingerprint_of_name(name)
         self.name = name
         self.traceable = traceable
@@ -149,7 +149,16 @@ class Denoiser:
         name: str = "mine",
         traceable: bool = False,
     ) -> "Denoiser":
-        """Wrap any callable eps(x, t[, label]); set `traceable` if it is pure JAX and may be jitted."""
+        """Wrap any callable.
+
+        Args:
+          fn: eps(x, t), or eps(x, t, label) for class-conditional models.
+          schedule: the noise schedule that it was trained with.
+          image_shape: of one image.
+          num_classes: of a class-conditional model.
+          name: by which it is known.
+          traceable: whether it is pure JAX and may be jitted.
+        """
 
         def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> Any:
             del params
@@ -210,7 +219,7 @@ class Denoiser:
         validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
         return x
 
-    def kept(self, x: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array | None:
+    def mask(self, x: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array | None:
         """Which coordinates of each x count in the norms of the attacks, bool [B, *shape]; None if all do; no query.
 
         Args:
@@ -218,13 +227,13 @@ class Denoiser:
           ids: of the images, on which the estimate's random signs depend; their positions if None.
           seed: of these signs.
         """
-        if self.keep_fn is None:
+        if self.mask_fn is None:
             return None
         x = jnp.asarray(x)
         validate.check_shape(x, (None, *self.shape), "x")
         numbers = id_numbers(range(len(x)) if ids is None else ids)
         with jax.default_matmul_precision(PRECISION):
-            return keeper(self.keep_fn)(self.params, x, jax.random.key(seed), numbers)
+            return masker(self.mask_fn)(self.params, x, jax.random.key(seed), numbers)
 
     def embed(self, captions: Sequence[str]) -> PyTree:
         """The condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
@@ -285,13 +294,13 @@ def encoder(
 
 
 @functools.lru_cache(maxsize=32)
-def keeper(
-    keep: KeepFn, sharding: jax.sharding.NamedSharding | None = None
+def masker(
+    mask: MaskFn, sharding: jax.sharding.NamedSharding | None = None
 ) -> Callable[[PyTree, ArrayLike, jax.Array, jax.Array], jax.Array]:
     """The compiled (params, x, key of the run, numbers of the ids) -> bool of x's shape."""
 
     def run(params: PyTree, x: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
-        return keep(params, x, Draws(key, ids))
+        return mask(params, x, Draws(key, ids))
 
     if sharding is None:
         return jax.jit(run)

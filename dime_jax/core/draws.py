@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -97,6 +97,17 @@ class Randomness(Protocol):
     def gaussian(self, index: int, like: jax.Array) -> jax.Array:
         """Gaussian noise number `index`."""
         ...
+
+
+class Draw(NamedTuple):
+    """One draw for each image of a batch: signs ±1 or standard Gaussian noise, and its number."""
+
+    kind: Literal["rademacher", "gaussian"]
+    index: int  # type: ignore[assignment]
+
+    def take(self, draws: Randomness, like: jax.Array) -> jax.Array:
+        """Return the draw, of the shape and dtype of the batch `like`."""
+        return draws.rademacher(self.index, like) if self.kind == "rademacher" else draws.gaussian(self.index, like)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

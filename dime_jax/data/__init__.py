@@ -1,7 +1,6 @@
 """Data as users have it: sources, transforms, splits and duplicates (`dj.data`)."""
 
 from dime_jax.data.batches import Batch as Batch
-from dime_jax.data.batches import ImageReport as ImageReport
 from dime_jax.data.batches import TooManyBadImages as TooManyBadImages
 from dime_jax.data.batches import batches as batches
 from dime_jax.data.batches import fingerprint as fingerprint

@@ -58,34 +58,20 @@ def refuse_too_many(count: int, total: int, what: str, why: Callable[[], str]) -
         raise TooManyBadImages(f"expected at most {MAX_UNUSABLE_FRACTION:.0%} of {total} {what}, got {count}{why()}")
 
 
-class ImageReport:
-    """The bad images met so far, in one or more passes: `bad[id]` is the reason."""
+class _Pass:
+    """One pass over `total` images: counts bad ones, and stops when there are too many."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: int):
+        self.total = total
         self.bad: dict[str, str] = {}
 
-    def lines(self) -> list[str]:
-        """One line for each bad image, whatever characters its name has."""
-        return [f"{id!r} {' '.join(reason.split())}" for id, reason in self.bad.items()]
-
-
-class _Pass:
-    """One pass over `total` images: notes bad ones in the report, and stops when there are too many."""
-
-    def __init__(self, total: int, report: ImageReport | None):
-        self.total = total
-        self.reports = (ImageReport(), report or ImageReport())
-
     def note(self, id: str, reason: str) -> None:
-        for report in self.reports:
-            report.bad[id] = reason
-        so_far = self.reports[0]
-        refuse_too_many(
-            len(so_far.bad),
-            self.total,
-            "images that cannot be used",
-            lambda: " so far:\n" + "\n".join(so_far.lines()),
-        )
+        self.bad[id] = reason
+        refuse_too_many(len(self.bad), self.total, "images that cannot be used", self._list)
+
+    def _list(self) -> str:
+        """A line for each bad image, whatever characters its name has."""
+        return " so far:\n" + "\n".join(f"{id!r} {' '.join(reason.split())}" for id, reason in self.bad.items())
 
 
 class Unusable(NamedTuple):
@@ -100,25 +86,17 @@ def batches(
     transform: Transform,
     *,
     indices: Sequence[int] | np.ndarray | None = None,
-    start: int = 0,
-    step: int = 1,
-    report: ImageReport | None = None,
     num_threads: int = NUM_THREADS,
 ) -> Iterator[Batch]:
     """Iterate over a source in batches of exactly `batch_size` rows, the last one padded.
 
-    With `start` and `step` (process index and count) a process sees every step-th image. All processes get the same
-    number of batches, if need be of padding only, so that they can meet in collective calls.
+    Bad images are masked; once they are more than 10 % of `indices`, TooManyBadImages ends the iteration.
 
     Args:
       source: where images come from.
       batch_size: B, rows in a batch.
       transform: pipeline applied to each image, in the reading threads.
       indices: which images, in this order; all in their order if None.
-      start: first position in `indices`, below `step`.
-      step: take every step-th position.
-      report: collects bad images. They do not stop the iteration until those that this process has met are more than
-        10 % of `indices`: then TooManyBadImages.
       num_threads: reading threads, each of which reads one batch ahead; 0 reads in the calling thread.
 
     Yields:
@@ -126,16 +104,11 @@ def batches(
     """
     indices = _check_indices(source, indices)
     validate.check_at_least(batch_size, 1, "batch_size")
-    validate.check_at_least(step, 1, "step")
-    if not 0 <= start < step:
-        raise ValueError(f"expected 0 <= start < step={step}, got start={start}")
-    mine = indices[start::step]
 
     def load(number: int) -> tuple[Batch, dict[str, str]]:
-        return _load_batch(source, transform, mine[number * batch_size : (number + 1) * batch_size], batch_size)
+        return _load_batch(source, transform, indices[number * batch_size : (number + 1) * batch_size], batch_size)
 
-    longest_share = -(-len(indices) // step)
-    return _reporting(_read_ahead(load, -(-longest_share // batch_size), num_threads), _Pass(len(indices), report))
+    return _reporting(_read_ahead(load, -(-len(indices) // batch_size), num_threads), _Pass(len(indices)))
 
 
 def _reporting(loaded: Iterator[tuple[Batch, dict[str, str]]], this_pass: _Pass) -> Iterator[Batch]:
@@ -171,22 +144,20 @@ def map_items(
     function: Callable[[Item], T],
     *,
     indices: Sequence[int] | np.ndarray | None = None,
-    report: ImageReport | None = None,
     num_threads: int = NUM_THREADS,
     chunk: int = 64,
 ) -> Iterator[T | None]:
-    """function(item) for each image in order, computed in threads; None for bad images, which go into the report.
+    """function(item) for each image in order, computed in threads; None for bad images, too many of which are an error.
 
     Args:
       source: the images.
       function: of an item; called from any thread.
       indices: of the images; all if None.
-      report: takes the bad images; with or without one, too many of them are an error.
       num_threads: at work at once.
       chunk: how many images a thread takes at a time.
     """
     indices = _check_indices(source, indices)
-    this_pass = _Pass(len(indices), report)
+    this_pass = _Pass(len(indices))
     results = try_items(source, function, indices=indices, num_threads=num_threads, chunk=chunk)
     for index, result in zip(indices, results):
         if isinstance(result, Unusable):
@@ -218,13 +189,7 @@ def try_items(
         yield from results
 
 
-def fingerprint(
-    source: Source,
-    indices: Sequence[int] | np.ndarray | None = None,
-    report: ImageReport | None = None,
-    *,
-    captions: bool = False,
-) -> str:
+def fingerprint(source: Source, indices: Sequence[int] | np.ndarray | None = None, *, captions: bool = False) -> str:
     """32 hex digits that change with any id, label or pixel, and not with the order, format or path.
 
     Images are streamed; bad ones enter by id only.
@@ -232,7 +197,6 @@ def fingerprint(
     Args:
       source: where images come from.
       indices: which images; all if None.
-      report: collects bad images.
       captions: whether a model is asked about the images with their captions: then the digits change with any caption
         as well. Captions that no model sees leave them as they are.
 
@@ -250,7 +214,7 @@ def fingerprint(
         caption = hashlib.blake2b((item.caption or "").encode(), digest_size=16).digest() if captions else b""
         return f"{item.label}".encode() + pixel_digest(item.image) + caption
 
-    contents = map_items(source, content_of, indices=indices, report=report)
+    contents = map_items(source, content_of, indices=indices)
     digests = [digest(source.ids[i], b"bad" if content is None else content) for i, content in zip(indices, contents)]
     return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()
 

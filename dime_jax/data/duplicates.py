@@ -15,7 +15,7 @@ from PIL import Image
 
 from dime_jax._util import validate
 from dime_jax.data import decoding, groups
-from dime_jax.data.batches import ImageReport, map_items
+from dime_jax.data.batches import map_items
 from dime_jax.data.sources import Item, Source, pixel_digest
 from dime_jax.data.splits import Halves, Split
 
@@ -85,19 +85,17 @@ def find_duplicates(
     *,
     max_distance: int = MAX_DISTANCE,
     max_rms: float = MAX_RMS,
-    report: ImageReport | None = None,
 ) -> Duplicates:
-    """Find exact and near duplicates among some images (all if None) of a source.
+    """Find exact and near duplicates among some images (all if None) of a source; bad images have none.
 
     Args:
       source: the images.
       indices: which of them to compare.
       max_distance: largest Hamming distance of two 64-bit perceptual hashes of a near pair.
       max_rms: largest root mean square difference, on 0..255, of their 16x16 RGB thumbnails.
-      report: collects bad images, which have no duplicates.
     """
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    sketches = list(map_items(source, sketch, indices=indices, report=report))
+    sketches = list(map_items(source, sketch, indices=indices))
     compared = indices[[one is not None for one in sketches]]
     found = [one for one in sketches if one is not None]
     return compare_sketches(len(source), compared, found, max_distance=max_distance, max_rms=max_rms)

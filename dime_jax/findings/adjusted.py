@@ -17,7 +17,6 @@ from dime_jax.protocol.record import Record
 
 LEVELS = (0.05, 0.01)
 NO_MEMBERS = "without known members there is no calibration half to learn from what a picture explains"
-OLDER = "an audit of an older version, which kept no statistics of the known pictures"
 WITHHELD = "no p-value is given on any candidate"
 
 
@@ -41,8 +40,8 @@ def adjust(record: Record, plain: np.ndarray, withheld: str | None) -> Adjusted:
         return _none(plain, WITHHELD)
     if not record.members_known:
         return _none(plain, NO_MEMBERS)
-    if known is None or of_candidates is None:
-        return _none(plain, OLDER)
+    assert known is not None  # there are candidates
+    assert of_candidates is not None
     fitted_to = ScoredPictures(record.calibration_scores().heldout, known.calibration).known()
     count, least = len(fitted_to.scores), evidence.least_to_fit(known.calibration)
     if count < least:

@@ -33,7 +33,7 @@ class _Judged:
     heldout: np.ndarray
     independent: int  # groups of held-out images
     groups: np.ndarray | None
-    likeness: Likeness | None
+    likeness: Likeness
     withheld: str | None
     set_withheld: str | None
     p_values: np.ndarray
@@ -60,18 +60,19 @@ def find_candidates(record: Record, withheld: str | None) -> tuple[list[Candidat
 
 def copy_notes(facts: RunFacts) -> dict[str, str]:
     """Of each candidate that has a copy, by its id, what that is."""
-    return {copy.candidate: copy.note for copy in facts.duplicates.candidates or ()}
+    return {copy.candidate: copy.note for copy in facts.duplicates.candidates}
 
 
 def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     indices, settings = record.arrays.candidates, record.facts.settings
     scores, heldout = record.candidate_scores()
     names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
-    groups = record.groups(indices)
-    compared = None if record.arrays.statistics is None else record.groups(record.arrays.statistics.compared)
-    likeness = withholding.find_likeness(record.arrays.statistics, groups, compared, settings.seed)
+    groups, statistics = record.groups(indices), record.arrays.statistics
+    assert statistics is not None  # there are candidates
+    compared = record.groups(statistics.compared)
+    likeness = evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared, settings.seed)
     withheld = withheld or withholding.unlike_set(likeness)
-    comparable = withholding.like(likeness, len(indices)) & (withheld is None)
+    comparable = ~likeness.unlike & (withheld is None)
     heldout_groups = _heldout_groups(record)
     independent = evidence.count_groups(heldout_groups, len(heldout))
     p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout, heldout_groups), np.nan)
@@ -103,7 +104,7 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     images are known.
     """
     found = results.candidates
-    if found is None or not record.members_known or found.set_withheld or found.likeness is None:
+    if found is None or not record.members_known or found.set_withheld:
         return None
     if results.direction.judgement is Judgement.NOT_CHECKED or record.variations is not None:
         return None
@@ -162,9 +163,7 @@ def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> Candi
         set_withheld=judged.set_withheld,
         set_test=None if judged.set_withheld else set_test,
         less_like_members=reverse.p_value if reverse and reverse.p_value <= SURELY else None,
-        likeness=None
-        if likeness is None
-        else LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
+        likeness=LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
         truth=_against_truth(verdicts.rejected, truth) if len(truth) else None,
         warnings=tuple(_warnings(judged, set_test, grouped_by_user=record.facts.settings.groups is not None)),
         adjusted=judged.adjusted.found,

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax import evidence
-from dime_jax._util import digests
 from dime_jax.evidence import DeletionCheck, Likeness
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import copy_notes
@@ -90,14 +89,13 @@ class CompareRecord:
         return bool(np.any(self.arrays.groups >= 0))
 
     @functools.cached_property
-    def likeness(self) -> Likeness | None:
+    def likeness(self) -> Likeness:
         """The candidates beside the held-out images, as pictures."""
         groups, statistics, heldout = self.arrays.groups, self.arrays.statistics, self.arrays.heldout
-        if statistics is None:
-            return None
         of_heldout = dict(zip(heldout.tolist(), groups[: len(heldout)].tolist()))
         compared = np.array([of_heldout[index] for index in statistics.compared.tolist()])
-        return withholding.find_likeness(statistics, groups[len(heldout) :], compared, self.facts.settings.seed)
+        of_candidates, seed = groups[len(heldout) :], self.facts.settings.seed
+        return evidence.likeness(statistics.candidates, statistics.of_compared, of_candidates, compared, seed)
 
     def scores(self, images: np.ndarray) -> np.ndarray:
         """Scores [2, n] of some images under both models; NaN without a finite answer."""
@@ -109,7 +107,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
     facts, likeness = record.facts, record.likeness
     scores, heldout = record.scores(record.arrays.candidates), record.scores(record.arrays.heldout)
     answered, usable = (np.all(np.isfinite(pair), axis=0) for pair in (scores, heldout))
-    like = withholding.like(likeness, len(answered))
+    like = ~likeness.unlike
     withheld = (
         withholding.no_denoiser_or_swapped(record.checks.pair(), record.direction)
         or withholding.too_few_answers(answered, len(facts.unusable_candidates))
@@ -127,7 +125,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
         verdict=None if withheld else check.verdict,
         withheld=withheld,
         direction=record.direction,
-        likeness=None if likeness is None else LikenessFound(likeness.set_p, likeness.set_unlike),
+        likeness=LikenessFound(likeness.set_p, likeness.set_unlike),
         set_before=None if withheld else check.set_before,
         set_after=None if withheld else check.set_after,
         change=None if withheld else check.change,
@@ -150,7 +148,6 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
             *facts.image_warnings,
             *left_out,
             *(() if withheld else check.warnings),
-            *digests.warn_of_unsealed(record.directory, [f"{name}/manifest.json" for name in MODELS]),
         ),
         headline=_NO_HEADLINE_YET,
     )
@@ -196,7 +193,7 @@ def _queries(record: CompareRecord) -> int:
     """All that were made: under both models, for their checks, and to calibrate."""
     scored = sum(table.queries_made for table in record.tables.pair())
     checked = sum(check.queries for check in record.checks.pair() if check is not None)
-    calibrated = pipeline.calibration_queries(record.directory) if record.calibrated else 0
+    calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.calibrated else 0
     return scored + checked + calibrated
 
 

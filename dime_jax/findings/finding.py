@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax import evidence
-from dime_jax._util import digests
 from dime_jax.evidence import EpsilonBound
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import find_candidates, find_fraction
@@ -52,7 +51,6 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
     warnings = (
         *warnings,
         *evaluation.warnings,
-        *digests.warn_of_unsealed(record.directory, ["audit.json"]),
         *facts.warnings,
         *(dependence_warning(record) if record.members_known else ()),
         *unanswered_warning(unanswered),

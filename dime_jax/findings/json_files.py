@@ -6,20 +6,21 @@ compare.json, compare.npz    `DeletionFindings`, with the facts that it is made 
 candidates.csv               `CandidateRow` or `DeletionRow`, one for each candidate
 """
 
+import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from dime_jax._util import digests
 from dime_jax._util import files as _files
 from dime_jax._util.csv import write_csv
-from dime_jax._util.records import Json, field_names, parse, plain_object
+from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import pipeline
 from dime_jax.protocol.arrays import AuditArrays, CompareArrays, npz_bytes
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation
+from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.record import Record
 
@@ -33,7 +34,7 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
     run = []
     if facts.images.members:
-        run = [*pipeline.calibration_files(directory), "calibration.json", pipeline.MANIFESTS["test"]]
+        run = [*pipeline.CALIBRATION_FILES, "calibration.json", pipeline.MANIFESTS["test"]]
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
@@ -49,9 +50,11 @@ def read_record(directory: pathlib.Path) -> Record:
     if not (directory / AUDIT).is_file():
         raise ValueError(f"{directory} holds no audit: no {AUDIT} in it")
     sealed = digests.read(directory / AUDIT).check()
-    _check_version(sealed.path, sealed.contents)
-    arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS))
-    return Record(directory, parse(AuditFacts, sealed.contents, str(sealed.path)), arrays)
+    check_version(sealed.path, sealed.contents)
+    facts = parse(AuditFacts, sealed.contents, str(sealed.path))
+    with _naming(directory / _AUDIT_ARRAYS):
+        arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS), members_known=facts.images.members > 0)
+    return Record(directory, facts, arrays)
 
 
 def write_findings(directory: pathlib.Path, found: AuditFindings, candidates: Sequence[CandidateRow]) -> None:
@@ -76,7 +79,7 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
         raise ValueError(f"{path} is damaged: not JSON") from None
     if not isinstance(contents, dict):
         raise ValueError(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
-    _check_version(path, contents)
+    check_version(path, contents)
     kind = AuditFindings if "headline" in contents else StudyFindings if "duplicates" in contents else Evaluation
     return parse(kind, contents, str(path))
 
@@ -90,7 +93,8 @@ def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None
 def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
     """compare.npz."""
     path = directory / _COMPARE_ARRAYS
-    return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
+    with _naming(path):
+        return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
 
 
 def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
@@ -103,19 +107,26 @@ def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
     if not path.is_file():
         raise ValueError(f"{directory} holds no comparison: no {COMPARE} in it")
     contents = digests.read(path).check().contents
-    _check_version(path, contents)
+    check_version(path, contents)
     return parse(CompareFacts, contents.get("facts"), f"{path}: facts")
 
 
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
-    files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json"]
-    if (directory / model_check.FILE).is_file():  # comparisons of older versions have none
-        files.append(model_check.FILE)
+    files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json", model_check.FILE]
     if found.facts.theory_setting is None:
-        files += [*pipeline.calibration_files(directory), "calibration.json"]
+        files += [*pipeline.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Turn a missing array into an error that names the file."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path}: no array {error} in it, so it is not of this version; audit again") from None
 
 
 def _write_rows(directory: pathlib.Path, rows: Sequence[CandidateRow] | Sequence[DeletionRow]) -> None:
@@ -123,8 +134,3 @@ def _write_rows(directory: pathlib.Path, rows: Sequence[CandidateRow] | Sequence
     lines = [plain_object(row) for row in rows]
     columns = [name for name in field_names(rows[0]) if any(name in line for line in lines)]
     write_csv(directory / "candidates.csv", [{name: line.get(name) for name in columns} for line in lines])
-
-
-def _check_version(path: pathlib.Path, contents: Mapping[str, Json]) -> None:
-    if contents.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {contents.get('schema_version')!r}")

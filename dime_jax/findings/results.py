@@ -114,11 +114,11 @@ class StudyFindings(Evaluation):
 
     Attributes:
       blind_baseline: beside the attack that is best on the calibration half; None where none could be fitted.
-      duplicates: among the images of both halves. Both are None for runs of older versions.
+      duplicates: among the images of both halves.
     """
 
-    blind_baseline: BlindFinding | None = None
-    duplicates: DuplicateReport | None = None
+    blind_baseline: BlindFinding | None
+    duplicates: DuplicateReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +189,10 @@ class CandidatesFound:
       set_withheld: why the set is not judged.
       set_test: all of them together.
       less_like_members: p-value of looking *less* like training images than held-out images do, where that is sure.
-      likeness: as pictures; None for audits of older versions.
+      likeness: as pictures.
       truth: where that is known.
       warnings: for the reader.
-      adjusted: p-values beside the plain ones, for the reader alone; None in results of older versions.
+      adjusted: p-values beside the plain ones, for the reader alone.
     """
 
     count: int
@@ -209,10 +209,10 @@ class CandidatesFound:
     set_withheld: str | None
     set_test: SetTest | None
     less_like_members: float | None
-    likeness: LikenessFound | None
+    likeness: LikenessFound
     truth: Truth | None
     warnings: tuple[str, ...]
-    adjusted: AdjustedFound | None = None
+    adjusted: AdjustedFound
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class AuditFindings(Evaluation):
     headline: Headline
     captions: Absent[str] = None
     caption_baseline: Absent[BlindFinding] = None
-    crowding: tuple[CrowdingEffect, ...] = ()
+    crowding: tuple[CrowdingEffect, ...]
     fraction_used: Absent[FractionUsed] = None
 
     @property
@@ -337,7 +337,7 @@ class DeletionFindings:
     verdict: DeletionVerdict | None
     withheld: str | None
     direction: Direction
-    likeness: LikenessFound | None
+    likeness: LikenessFound
     set_before: SetTest | None
     set_after: SetTest | None
     change: Change | None

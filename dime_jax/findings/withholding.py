@@ -11,7 +11,6 @@ from dime_jax import evidence
 from dime_jax.data.batches import MAX_UNUSABLE_FRACTION
 from dime_jax.evidence import Direction, Judgement
 from dime_jax.guards.wiring import DenoiserCheck
-from dime_jax.protocol.arrays import PictureStatistics
 
 NO_FINITE_ANSWER = "the model gave no finite answer"
 SWAPPED = "members and held-out images look swapped"
@@ -42,25 +41,10 @@ def too_few_answers(answered: np.ndarray, unreadable: int) -> str | None:
     return f"{unreadable} of {count} candidates could not be read{also}"
 
 
-def find_likeness(
-    statistics: PictureStatistics | None, groups: np.ndarray | None, compared_groups: np.ndarray | None, seed: int
-) -> evidence.Likeness | None:
-    """The candidates beside the held-out images, as pictures; None for runs from before that was looked at."""
-    if statistics is None:
-        return None
-    return evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared_groups, seed)
-
-
-def unlike_set(likeness: evidence.Likeness | None) -> str | None:
+def unlike_set(likeness: evidence.Likeness) -> str | None:
     """Why nobody is judged, if the candidates are another kind of picture, as a set or most of them."""
-    if likeness is None or not (likeness.set_unlike or np.sum(likeness.unlike) > len(likeness.unlike) / 2):
-        return None
-    return UNLIKE_SET
-
-
-def like(likeness: evidence.Likeness | None, count: int) -> np.ndarray:
-    """Which candidates may be compared with the held-out images, as pictures."""
-    return np.ones(count, bool) if likeness is None else ~likeness.unlike
+    most = np.sum(likeness.unlike) > len(likeness.unlike) / 2
+    return UNLIKE_SET if likeness.set_unlike or most else None
 
 
 def reasons(withheld: str | None, problems: Sequence[str], comparable: np.ndarray) -> list[str]:

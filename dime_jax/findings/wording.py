@@ -218,8 +218,8 @@ def direction_alarms(direction: Direction) -> list[str]:
     """What to read first about which set is which."""
     if direction.judgement == Judgement.NOT_CHECKED:
         return [
-            "Direction not checked: this audit was made before audits looked for swapped sets. Run it again before you "
-            "rely on its verdicts."
+            "Direction not checked: there are no answers that show whether members and held-out images are swapped. Do "
+            "not rely on the verdicts."
         ]
     if direction.judgement != Judgement.BELOW:
         return []
@@ -232,8 +232,8 @@ def direction_alarms(direction: Direction) -> list[str]:
     ]
 
 
-def _likeness_alarms(likeness: LikenessFound | None) -> list[str]:
-    if likeness is None or not likeness.set_unlike:
+def _likeness_alarms(likeness: LikenessFound) -> list[str]:
+    if not likeness.set_unlike:
         return []
     return [
         f"The candidates are a different kind of picture from the held-out images "

@@ -5,7 +5,7 @@ the same name would be given the answers of the first. So one query is spent on 
 every resume, and the answers must agree to 1e-4 of their size: accelerators round. At the beginning it is asked twice:
 a model whose answers are noisy cannot be asked for differences between two of them.
 
-RUN/model_answer.json       {fingerprint: {queries, answer, noise}}; queries are entered before they are asked
+RUN/model_answer.json       {fingerprint: {queries, answer, noise}}
 RUN/queries-answer.bin      their ledger; they are about no image of the run
 """
 
@@ -24,14 +24,13 @@ import numpy as np
 import scipy.special
 
 from dime_jax import scoring
-from dime_jax._util import digests, files
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import OWN, Denoiser
+from dime_jax.guards import memory
 from dime_jax.scoring import planning, query_ledger
-from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger, LedgerUnwritable
+from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger
 
 FILE = "model_answer.json"
 TOLERANCE = 1e-4  # of the largest number in the answer
@@ -71,7 +70,7 @@ def guarded(
     if denoiser.traceable and not denoiser.known_by_name_only:
         return options
     directory = pathlib.Path(directory)
-    if _entries(directory).get(denoiser.fingerprint, _Entry()).answer is None:
+    if _recall(directory, denoiser.fingerprint).answer is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
         return options
     once = functools.cache(lambda: recognise(directory, denoiser, options))
@@ -101,12 +100,12 @@ def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Scor
 
 def queries(directory: pathlib.Path, fingerprint: str) -> int:
     """How many queries that took, so far."""
-    return _entries(directory).get(fingerprint, _Entry()).queries
+    return _recall(directory, fingerprint).queries
 
 
 def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
     """A line on what cannot be expected of a model whose answers are noisy; none for others."""
-    noise = _entries(directory).get(fingerprint, _Entry()).noise
+    noise = _recall(directory, fingerprint).noise
     if noise <= TOLERANCE:
         return []
     divided, remain = _by_differences(attack_names([OWN]))
@@ -130,21 +129,20 @@ def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Sco
             print(text, file=sys.stderr)
 
     directory.mkdir(parents=True, exist_ok=True)
-    made, entry = query_ledger.queries_made(directory), _entries(directory).get(denoiser.fingerprint, _Entry())
+    made, entry = query_ledger.queries_made(directory), _recall(directory, denoiser.fingerprint)
     total, needed = options.budget.total, 2 if entry.answer is None else 1
     if total is not None and total - made < needed:
         if made == 0:
             raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
         say("warning: the budget is used up, so it is not checked that this is the same model")
         return
-    if not _entries(directory) and any(directory.rglob("manifest.json")):  # of a score table
-        say("warning: begun by an older version, which kept no answer of the model: make sure it is still the same")
     allowance = None if total is None else total - made
     with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
         answers = [_ask(directory, denoiser, options, ledger, say) for _ in range(needed)]
     if entry.answer is None:
-        noise = _difference(answers[0], answers[1])
-        _enter(directory, denoiser.fingerprint, answer=tuple(answers[0].tolist()), noise=noise)
+        asked, answer = queries(directory, denoiser.fingerprint), tuple(answers[0].tolist())
+        found = _Entry(asked, answer, _difference(answers[0], answers[1]))
+        memory.remember(directory / FILE, denoiser.fingerprint, found)
     else:
         _check_same(denoiser, np.asarray(entry.answer), answers[0], entry.noise)
     for line in noise_warnings(directory, denoiser.fingerprint) if entry.answer is None else ():
@@ -179,7 +177,8 @@ def _ask(
 
     def debit(part: slice) -> None:
         ledger.debit(np.array([NO_IMAGE]))
-        _enter(directory, denoiser.fingerprint, queries=queries(directory, denoiser.fingerprint) + 1)
+        entry = _recall(directory, denoiser.fingerprint)
+        memory.remember(directory / FILE, denoiser.fingerprint, entry._replace(queries=entry.queries + 1))
 
     answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=say)
     flat = np.asarray(answer, np.float64).ravel()
@@ -197,17 +196,5 @@ def _question(denoiser: Denoiser) -> tuple[np.ndarray, int, PyTree]:
     return x, denoiser.schedule.num_steps // 2, condition
 
 
-def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
-    path = directory / FILE
-    if not path.is_file():
-        return {}
-    return {name: parse(_Entry, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
-
-
-def _enter(directory: pathlib.Path, fingerprint: str, **changes: object) -> None:
-    entries = _entries(directory)
-    entries[fingerprint] = entries.get(fingerprint, _Entry())._replace(**changes)  # type: ignore[arg-type]
-    try:
-        files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
-    except OSError as error:  # ours, not the model's, so that it is not tried again
-        raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
+def _recall(directory: pathlib.Path, fingerprint: str) -> _Entry:
+    return memory.recall(directory / FILE, fingerprint, _Entry)

@@ -1,7 +1,6 @@
 """The check of a run's model: made once, on images that it was not trained on, and kept in the run's directory.
 
-RUN/model_check.json    {fingerprint: {queries, outcome}}; queries are entered before they are asked, so that a killed
-                        check is counted as well; outcome is null until the check is done
+RUN/model_check.json    {fingerprint: {queries, outcome}}; outcome is null until the check is done
 """
 
 import contextlib
@@ -16,14 +15,12 @@ import jax
 import numpy as np
 
 from dime_jax import data, scoring
-from dime_jax._util import digests, files
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import parse, plain_object
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import OWN, Denoiser
-from dime_jax.guards import identity
+from dime_jax.guards import identity, memory
 from dime_jax.guards.wiring import IMAGES, DenoiserCheck, check_denoiser
-from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, LedgerUnwritable, queries_made
+from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, queries_made
 
 FILE = "model_check.json"
 
@@ -87,24 +84,9 @@ def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | Non
 
     Its queries are those of the check, and those that it took to recognise the model (`recognition`).
     """
-    found = _entries(directory).get(fingerprint, _Entry()).outcome
+    found = memory.recall(directory / FILE, fingerprint, _Entry).outcome
     recognised = identity.queries(directory, fingerprint)
     return None if found is None else dataclasses.replace(found, queries=found.queries + recognised)
-
-
-def _entries(directory: pathlib.Path) -> dict[str, _Entry]:
-    path = directory / FILE
-    if not path.is_file():
-        return {}
-    return {name: parse(_Entry, entry, f"{path}: {name}") for name, entry in digests.read(path).contents.items()}
-
-
-def _enter(directory: pathlib.Path, fingerprint: str, entry: _Entry) -> None:
-    entries = {**_entries(directory), fingerprint: entry}
-    try:
-        files.write_atomically(directory / FILE, digests.seal(plain_object(entries), {}))
-    except OSError as error:  # ours, not the model's, so that it is not tried again
-        raise LedgerUnwritable(error.errno, error.strerror, error.filename) from None
 
 
 def _choose(
@@ -137,8 +119,8 @@ def _check(
     options: scoring.ScoringOptions,
     ledger: Ledger,
 ) -> None:
-    fingerprint, count = denoiser.fingerprint, len(images.pixels)
-    made = _entries(directory).get(fingerprint, _Entry()).queries
+    fingerprint, count, path = denoiser.fingerprint, len(images.pixels), directory / FILE
+    made = memory.recall(path, fingerprint, _Entry).queries
     elsewhere = queries_made(directory) - made
     allowed = _allowed(options.budget, count, elsewhere)
     if allowed < made + count:
@@ -163,14 +145,14 @@ def _check(
             raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
         ledger.debit(images.index[part])
         made += len(x)
-        _enter(directory, fingerprint, _Entry(made))
+        memory.remember(path, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
-    patient = eps if denoiser.traceable else scoring.patient(eps, options.retry, say)
+    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.
-        once = patient if model is denoiser else eps
+        once = retrying if model is denoiser else eps
         parts = [slice(start, start + micro_batch) for start in range(0, count, micro_batch)]
         conditions = [jax.tree.map(lambda rows, part=part: rows[part], condition) for part in parts]
         return np.concatenate([once(model, part, x[part], t, told) for part, told in zip(parts, conditions)])
@@ -178,7 +160,7 @@ def _check(
     found = check_denoiser(
         denoiser, images.pixels, images.condition, ids=images.ids, seed=seed, max_queries_per_image=most, ask=ask
     )
-    _enter(directory, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
+    memory.remember(path, fingerprint, _Entry(made, dataclasses.replace(found, queries=made)))
 
 
 def _allowed(budget: Budget, count: int, elsewhere: int) -> float:

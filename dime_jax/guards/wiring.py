@@ -181,7 +181,7 @@ def check_denoiser(
       ids: of the images, for the draws; their positions if None.
       seed: of the noise.
       max_queries_per_image: at least 1; what would take more is left out.
-      ask: asks a model about (x, t, condition): `Denoiser.eps`, or that with counting or patience around it.
+      ask: asks a model about (x, t, condition): `Denoiser.eps`, or that with counting or retries around it.
 
     Raises:
       ValueError: in one line, if the model fails on such a batch, or returns something else than an array of its shape.

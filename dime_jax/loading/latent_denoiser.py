@@ -18,7 +18,7 @@ import numpy as np
 from dime_jax import data
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
-from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, KeepFn
+from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, MaskFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
 from dime_jax.loading.latent_checkpoints import LatentModel
@@ -79,7 +79,7 @@ class LatentDenoiser(Denoiser):
             condition_shape=None if text is None else jax.ShapeDtypeStruct((text.max_tokens, text.width), jnp.float32),
             conditions=(OWN,) if text is None else TEXT_CONDITIONS,
             encode=_encode(spec, options.latent),
-            keep=_keep(spec) if options.latent_weighting == "pullback" else None,
+            mask=_mask(spec) if options.latent_weighting == "pullback" else None,
             embed=None if text is None else self._embed_captions,
             fingerprint=_fingerprint(model.fingerprint, options),
             name=model.name,
@@ -230,13 +230,13 @@ def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
 
 
 @functools.lru_cache(maxsize=32)
-def _keep(spec: LatentModelSpec) -> KeepFn:
+def _mask(spec: LatentModelSpec) -> MaskFn:
     decode = latent.decode(spec.autoencoder)
 
     def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:
         variables = _float32(params["autoencoder"])
 
-        def keep_one(one: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def mask_one(one: tuple[jax.Array, jax.Array]) -> jax.Array:
             x, id = one
             own = Draws(draws.key, id[None])
             diagonal = pullback_diagonal(
@@ -244,7 +244,7 @@ def _keep(spec: LatentModelSpec) -> KeepFn:
             )
             return most_visible(diagonal[0])
 
-        return jax.lax.map(keep_one, (x, draws.ids))  # one by one: what a decoder keeps to be differentiated is large
+        return jax.lax.map(mask_one, (x, draws.ids))  # one by one: what a decoder keeps to be differentiated is large
 
     return run
 

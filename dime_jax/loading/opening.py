@@ -68,8 +68,9 @@ def open_model(
     """
     if is_address(model):
         return _hosted(str(model), options, remote, say)
-    if remote.arguments():
-        raise ValueError(f"expected no {' '.join(remote.arguments()[::2])}: the model is not asked over a network")
+    if remote != NO_REMOTE_OPTIONS:
+        given = [f"--{name}" for name, value in vars(remote).items() if value != getattr(NO_REMOTE_OPTIONS, name)]
+        raise ValueError(f"expected no {' '.join(given)}: the model is not asked over a network")
     if isinstance(model, Denoiser):
         return _needs_no_conversion(OpenedModel(model, "a Python object"), options.given())
     from checkpoints_convert import hub

@@ -4,7 +4,6 @@ Every dialect of tokeniser files is read into the same few things (vocabulary, m
 are checked; the pipeline around them is always built here. So a file can name other words, and never other code.
 """
 
-import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -76,12 +75,10 @@ class ClipTokenizer(NamedTuple):
     Attributes:
       backend: the `tokenizers.Tokenizer` that does the work.
       length: tokens per caption.
-      digest: 32 hex digits that change with anything that changes the numbers of some caption.
     """
 
     backend: "tokenizers.Tokenizer"
     length: int
-    digest: str
 
     def encode(self, captions: Sequence[str]) -> np.ndarray:
         """Token numbers, int32 [B, length]: start, the caption cut to what fits, end, padding.
@@ -112,7 +109,7 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
     try:
         return build_tokenizer(read_vocabulary(folder), vocab_size, length)
     except (ValueError, OSError) as error:
-        raise ValueError(_one_line(f"tokeniser {folder}: {error}")) from None
+        raise ValueError(" ".join(f"tokeniser {folder}: {error}".split())) from None
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
@@ -168,7 +165,7 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
         )
     backend.enable_truncation(length)
     backend.enable_padding(length=length, pad_id=ids[vocabulary.pad], pad_token=vocabulary.pad)
-    return ClipTokenizer(backend, length, _digest(vocabulary, ids, length))
+    return ClipTokenizer(backend, length)
 
 
 def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
@@ -304,12 +301,6 @@ def _with_special_tokens(
     return vocabulary._replace(added=tokens, pad=pad, unknown=unknown)
 
 
-def _digest(vocabulary: Vocabulary, ids: Mapping[str, int], length: int) -> str:
-    added = {text: token[1:] for text, token in vocabulary.added.items()}
-    parts = [ids, vocabulary.merges, added, vocabulary.pad, vocabulary.unknown, length]
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
 def _read_optional(file: pathlib.Path) -> JsonObject:
     return _read_json(file) if file.is_file() else {}
 
@@ -344,7 +335,3 @@ def _unique(pairs: list[tuple[str, object]]) -> JsonObject:
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

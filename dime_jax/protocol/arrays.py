@@ -2,9 +2,18 @@
 
 import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
+
+_Arrays = TypeVar("_Arrays")
+# The names in the files, in the order of the fields.
+_STATISTICS = ("candidate_statistics", "compared", "compared_statistics")
+_KNOWN = ("statistics_calibration", "statistics_heldout", "statistics_members")
+_BLIND = ("blind_member", "blind_heldout", "blind_member_scores", "blind_heldout_scores")
+_CAPTION_BLIND = tuple(f"caption_{name}" for name in _BLIND)
+_THUMBNAILS = ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,10 +77,10 @@ class AuditArrays:
       truth: which candidates are members, bool [m]; [0] where that is not known.
       groups: of all images of the source, -1 for one on its own.
       thumbnails: for the report.
-      statistics: with candidates; audits of older versions have none.
+      statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
       caption_blind: the same on captions, where the model was asked with them.
-      known_statistics: with candidates and known members; audits of older versions have none.
+      known_statistics: with candidates and known members.
     """
 
     heldout: np.ndarray
@@ -86,40 +95,36 @@ class AuditArrays:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays by their names in the file."""
-        pictures = self.thumbnails
         return {
             "heldout": self.heldout,
             "candidates": self.candidates,
             "truth": self.truth,
             "groups": self.groups,
-            "members_found": pictures.members_found,
-            "heldout_cleared": pictures.heldout_cleared,
-            "heldout_mistaken": pictures.heldout_mistaken,
-            "thumbnail_index": pictures.index,
-            "thumbnails": pictures.pictures,
-            **_statistics_columns(self.statistics),
-            **_prefixed("blind", self.blind),
-            **_prefixed("caption_blind", self.caption_blind),
-            **_prefixed("statistics", self.known_statistics),
+            **_columns(_THUMBNAILS, self.thumbnails),
+            **_columns(_STATISTICS, self.statistics),
+            **_columns(_BLIND, self.blind),
+            **_columns(_CAPTION_BLIND, self.caption_blind),
+            **_columns(_KNOWN, self.known_statistics),
         }
 
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
-        """What `columns` gave."""
-        none = np.zeros(0, np.int64)
-        found, cleared, mistaken = (
-            columns.get(name, none) for name in ("members_found", "heldout_cleared", "heldout_mistaken")
-        )
+    def of(cls, columns: Mapping[str, np.ndarray], *, members_known: bool) -> "AuditArrays":
+        """What `columns` gave.
+
+        Raises:
+          KeyError: if one of them is missing.
+        """
+        has_candidates = len(columns["candidates"]) > 0
         return cls(
             columns["heldout"],
             columns["candidates"],
             columns["truth"],
             columns["groups"],
-            Thumbnails(found, cleared, mistaken, columns["thumbnail_index"], columns["thumbnails"]),
-            _read_statistics(columns),
-            _read_blind("blind", columns),
-            _read_blind("caption_blind", columns),
-            _read_known_statistics(columns),
+            _read(Thumbnails, _THUMBNAILS, columns),
+            _read(PictureStatistics, _STATISTICS, columns) if has_candidates else None,
+            _read(BlindScores, _BLIND, columns) if _BLIND[0] in columns else None,
+            _read(BlindScores, _CAPTION_BLIND, columns) if _CAPTION_BLIND[0] in columns else None,
+            _read(KnownStatistics, _KNOWN, columns) if has_candidates and members_known else None,
         )
 
 
@@ -131,23 +136,28 @@ class CompareArrays:
       heldout: held-out images that candidates are compared with [n].
       candidates: [m].
       groups: of both, held-out images first [n + m], -1 for one on its own.
-      statistics: comparisons of older versions have none.
+      statistics: of the pictures.
     """
 
     heldout: np.ndarray
     candidates: np.ndarray
     groups: np.ndarray
-    statistics: PictureStatistics | None
+    statistics: PictureStatistics
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays by their names in the file."""
         own = {"heldout": self.heldout, "candidates": self.candidates, "groups": self.groups}
-        return {**own, **_statistics_columns(self.statistics)}
+        return {**own, **_columns(_STATISTICS, self.statistics)}
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
-        """What `columns` gave."""
-        return cls(columns["heldout"], columns["candidates"], columns["groups"], _read_statistics(columns))
+        """What `columns` gave.
+
+        Raises:
+          KeyError: if one of them is missing.
+        """
+        statistics = _read(PictureStatistics, _STATISTICS, columns)
+        return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
 
 
 def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
@@ -157,35 +167,11 @@ def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def _statistics_columns(found: PictureStatistics | None) -> dict[str, np.ndarray]:
-    if found is None:
-        return {}
-    return {
-        "candidate_statistics": found.candidates,
-        "compared": found.compared,
-        "compared_statistics": found.of_compared,
-    }
+def _columns(
+    names: Sequence[str], arrays: PictureStatistics | KnownStatistics | BlindScores | Thumbnails | None
+) -> dict[str, np.ndarray]:
+    return {} if arrays is None else dict(zip(names, vars(arrays).values(), strict=True))
 
 
-def _read_statistics(columns: Mapping[str, np.ndarray]) -> PictureStatistics | None:
-    if "candidate_statistics" not in columns:
-        return None
-    return PictureStatistics(columns["candidate_statistics"], columns["compared"], columns["compared_statistics"])
-
-
-def _prefixed(prefix: str, arrays: BlindScores | KnownStatistics | None) -> dict[str, np.ndarray]:
-    if arrays is None:
-        return {}
-    return {f"{prefix}_{field.name}": getattr(arrays, field.name) for field in dataclasses.fields(arrays)}
-
-
-def _read_blind(prefix: str, columns: Mapping[str, np.ndarray]) -> BlindScores | None:
-    if f"{prefix}_member_scores" not in columns:
-        return None
-    return BlindScores(*(columns[f"{prefix}_{field.name}"] for field in dataclasses.fields(BlindScores)))
-
-
-def _read_known_statistics(columns: Mapping[str, np.ndarray]) -> KnownStatistics | None:
-    if "statistics_calibration" not in columns:
-        return None
-    return KnownStatistics(*(columns[f"statistics_{field.name}"] for field in dataclasses.fields(KnownStatistics)))
+def _read(kind: type[_Arrays], names: Sequence[str], columns: Mapping[str, np.ndarray]) -> _Arrays:
+    return kind(*(columns[name] for name in names))

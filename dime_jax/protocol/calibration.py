@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.records import parse
 from dime_jax._util.typing import JsonObject
-from dime_jax.attacks import Attack, DimeStats, Setting, describe_attack, get_attack
+from dime_jax.attacks import Attack, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
-from dime_jax.attacks.rules import TermPair, TermStats, Weights, at_angle, weighted
+from dime_jax.attacks.rules import TermPair, TermStats, Weights, weighted
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.evidence import metrics
 
@@ -46,7 +47,7 @@ class Calibration(NamedTuple):
 
     def score(self, terms: np.ndarray) -> np.ndarray:
         """Scores [n] of terms [columns, n] at the frozen setting; lower for members."""
-        return weighted(np.asarray(terms, np.float64), self.weights, self.stats)
+        return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
 
     @property
     def label(self) -> str:
@@ -73,22 +74,11 @@ class Calibration(NamedTuple):
         """τ for JSON, which has no infinity: None where no threshold beats calling nobody a member."""
         return self.tau if np.isfinite(self.tau) else None
 
-    def to_json(self) -> JsonObject:
-        """One entry of calibration.json."""
-        return {
-            **self._asdict(),
-            "stats": None if self.stats is None else self.stats._asdict(),
-            "tau": self.threshold,
-        }
-
     @classmethod
-    def from_json(cls, contents: JsonObject) -> "Calibration":
-        """An entry of calibration.json, of this version or of one that knew an angle `phi` instead of weights."""
-        entry = dict(contents) if "weights" in contents else _with_weights(contents)
-        entry["weights"] = tuple(entry["weights"])
-        if entry["stats"] is not None:
-            entry["stats"] = TermStats(*(tuple(entry["stats"][name]) for name in TermStats._fields))
-        return cls(**{**entry, "tau": -np.inf if entry["tau"] is None else entry["tau"]})
+    def from_json(cls, contents: JsonObject, where: str) -> "Calibration":
+        """Read an entry of calibration.json, in which a τ of -inf is null; `where` it is, for errors."""
+        found = parse(cls, contents, where)
+        return found._replace(tau=-np.inf) if np.isnan(found.tau) else found
 
 
 class Outcome(NamedTuple):
@@ -170,18 +160,3 @@ def _frozen(attack: Attack, setting: Setting, weights: Weights, stats: TermStats
     """A calibration without threshold."""
     values, parameters = tuple(map(float, weights.values)), dict(weights.parameters)
     return Calibration(attack.name, dict(setting), values, parameters, stats, -np.inf, auc, attack.queries(setting))
-
-
-def _with_weights(contents: JsonObject) -> JsonObject:
-    """An entry that says {phi, stats: DimeStats} as one that says {weights, parameters, stats, queries}."""
-    rest = {name: value for name, value in contents.items() if name != "phi"}
-    weights = Weights((1.0,), {}) if contents["phi"] is None else at_angle(contents["phi"])
-    stats = None if contents["stats"] is None else DimeStats(**contents["stats"]).of_terms()._asdict()
-    queries = get_attack(contents["attack"]).queries(contents["setting"])
-    return {
-        **rest,
-        "weights": weights.values,
-        "parameters": dict(weights.parameters),
-        "stats": stats,
-        "queries": queries,
-    }

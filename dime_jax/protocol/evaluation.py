@@ -1,14 +1,27 @@
 """What the test half shows, as `pipeline.evaluation` gives it and results.json has it."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Setting
 from dime_jax.evidence import NOT_CHECKED, Direction
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
 
 SCHEMA_VERSION = 1
+
+
+def check_version(path: pathlib.Path, contents: JsonObject) -> None:
+    """Require the schema version of this package in the contents of a file.
+
+    Raises:
+      ValueError: naming the file, the version that it has, and the one that is read.
+    """
+    found = contents.get("schema_version")
+    if found != SCHEMA_VERSION:
+        raise ValueError(f"{path}: schema_version must be {SCHEMA_VERSION}, got {found!r}")
 
 
 @dataclasses.dataclass(frozen=True)

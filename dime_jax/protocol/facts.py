@@ -37,7 +37,6 @@ class Settings:
     grid: Absent[tuple[Setting, ...]] = None
     calibration_size: Absent[int] = None
     test_size: Absent[int] = None
-    thrifty: Absent[bool] = None
     variations: Absent[bool] = None
     decide_with: Absent[str] = None
     level: float
@@ -61,7 +60,7 @@ class ModelFacts:
 
     name: str
     origin: str
-    facts: Absent[tuple[str, ...]] = None
+    facts: tuple[str, ...]
     commit: Absent[str] = None
     fingerprint: str
     image_shape: tuple[int, ...]
@@ -112,7 +111,7 @@ class ImageCounts:
       calibration: the half that chose the settings, with known members.
       test: the other half.
       candidates: also those that could not be used.
-      unusable: images that could not be used; None for audits of older versions, which did not count them.
+      unusable: images that could not be used.
       no_finite_answer: images that the model gave no finite answer for.
     """
 
@@ -121,7 +120,7 @@ class ImageCounts:
     calibration: Absent[HalfCounts] = None
     test: Absent[HalfCounts] = None
     candidates: int
-    unusable: Absent[RoleCounts] = None
+    unusable: RoleCounts
     no_finite_answer: Absent[RoleCounts] = None
 
 
@@ -168,7 +167,7 @@ class DuplicateFacts:
       left_out: images that were left out for that.
       candidates_among_members: candidates that are copies of known members.
       candidates_among_heldout: candidates that are copies of held-out images.
-      candidates: those of which there are copies; None for audits of older versions.
+      candidates: those of which there are copies.
     """
 
     exact_pairs: int
@@ -179,7 +178,7 @@ class DuplicateFacts:
     left_out: int
     candidates_among_members: int
     candidates_among_heldout: int
-    candidates: Absent[tuple[CandidateCopy, ...]] = None
+    candidates: tuple[CandidateCopy, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,10 +200,10 @@ class RunFacts:
 
     settings: Settings
     images: ImageCounts
-    unusable_candidates: tuple[UnusableCandidate, ...] = ()
+    unusable_candidates: tuple[UnusableCandidate, ...]
     attack_module: Absent[ModuleFacts] = None
     decided_by: str
-    chosen: str = ""
+    chosen: str
     theory_setting: Setting | None
     duplicates: DuplicateFacts
     environment: Environment

@@ -2,16 +2,14 @@
 
     RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half
     RUN/model_check.json            whether the model is a denoiser at all, if that was checked   `model_check`
-    RUN/pilot/, RUN/pilot.json      if thrifty: part of the calibration half over the whole grid,
-                                    and the settings that are kept after that (`thrift`)          score
-    RUN/calibration/                score table of the calibration half, over the grid or what is kept  score
+    RUN/calibration/                score table of the calibration half, over the whole grid      score
     RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
 The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
 halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
-round (`evidence.direction`); runs that were begun before there was one go on without.
+round (`evidence.direction`).
 
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
@@ -24,10 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import data, evidence, scoring, thrift
+from dime_jax import data, evidence, scoring
 from dime_jax._util import digests, files, records, validate
-from dime_jax._util.distributed import on_first_process
-from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
@@ -36,29 +32,26 @@ from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import model_check
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
 from dime_jax.scoring import score_table
-from dime_jax.scoring.planning import Job, make_plan, witness_jobs
+from dime_jax.scoring.planning import Job, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable
-from dime_jax.thrift import Thrift
 
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
-_PILOT, _PILOT_MANIFEST = "pilot.json", "pilot/manifest.json"
+# What calibration.json is made from, and goes with.
+CALIBRATION_FILES = ("run.json", "halves.npz", MANIFESTS["calibration"])
 
 
 class _Run(NamedTuple):
-    """run.json: attacks by name with their settings; runs of older versions have no witness and are not thrifty."""
+    """run.json: attacks by name with their settings."""
 
     seed: int
     jobs: list[tuple[str, Setting]]
-    witness: list[tuple[str, Setting]] | None = None
-    thrifty: Absent[bool] = None
+    witness: list[tuple[str, Setting]]
 
 
-def begin(
-    directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0, *, thrifty: bool = False
-) -> pathlib.Path:
+def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0) -> pathlib.Path:
     """Write down what will be run; a directory that holds another run is refused.
 
     Args:
@@ -66,31 +59,24 @@ def begin(
       jobs: every attack and setting to choose from.
       halves: who chooses, and who is tested.
       seed: of all draws.
-      thrifty: whether calibration is to take at most half the queries of the whole grid (see `thrift`).
 
     Raises:
-      ValueError: for another run, an empty side, or a grid or half that is too small to be thrifty.
+      ValueError: for another run, or an empty side.
     """
     directory = pathlib.Path(directory)
     columns = _columns(halves)
     for name, column in columns.items():
         validate.check_not_empty(column, name)
-    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)), thrifty or None)
-    if thrifty:
-        thrift.check_possible(_costs(run, halves))
+    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
     if (directory / "run.json").exists():
         there = _read_run(directory)
-        if there.thrifty != run.thrifty:
-            how = "with" if there.thrifty else "without"
-            raise ValueError(f"{directory} holds a run {how} thrifty calibration: continue it {how} --thrifty")
-        if there not in (run, run._replace(witness=None)):
+        if there != run:
             raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
         halves_there = _columns(read_halves(directory))
         if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
             raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
         return directory
-    names = (_PILOT_MANIFEST, _PILOT, MANIFESTS["calibration"], "calibration.json")
-    later = [name for name in names if (directory / name).exists()]
+    later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
     if later:
         raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
     directory.mkdir(parents=True, exist_ok=True)
@@ -118,36 +104,28 @@ def score_half(
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
-    Of a thrifty run, "calibration" first scores the pilot over the whole grid, and then the half at what that keeps.
     A budget in `options` is that of the whole run: of the check of the model, both halves and all other tables in it.
     """
     directory = pathlib.Path(directory)
     validate.check_choice(half, HALVES, "half")
-    run, halves = _read_run(directory), read_halves(directory)
-
-    def score(name: str, jobs: Sequence[Job], split: Split) -> ScoreTable:
-        return scoring.score(
-            denoiser,
-            source,
-            jobs,
-            directory / name,
-            indices=shuffled(np.concatenate([split.member, split.heldout]), run.seed),
-            transform=transform,
-            seed=run.seed,
-            options=(options or scoring.ScoringOptions()).within(directory),
-        )
-
+    run, split = _read_run(directory), getattr(read_halves(directory), half)
     if half == "test":
-        jobs = [*(frozen_job(frozen) for frozen in read_calibrations(directory)), *_jobs(run.witness)]
+        jobs = [frozen_job(frozen) for frozen in read_calibrations(directory)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
     else:
-        if run.thrifty:
-            score("pilot", _jobs(run.jobs), thrift.pilot(halves.calibration, run.seed))
-            on_first_process(lambda: _keep(directory))
-        jobs = calibrated_jobs(directory) + _jobs(run.witness)
-    return score(half, jobs, getattr(halves, half))
+        jobs = _jobs(run.jobs)
+    return scoring.score(
+        denoiser,
+        source,
+        jobs + _jobs(run.witness),
+        directory / half,
+        indices=shuffled(np.concatenate([split.member, split.heldout]), run.seed),
+        transform=transform,
+        seed=run.seed,
+        options=(options or scoring.ScoringOptions()).within(directory),
+    )
 
 
 def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
@@ -168,26 +146,20 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     asked = asked_labels(directory)
     witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
     frozen = _calibrate_each(
-        directory, calibrated_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
+        directory, read_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
     )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": [one.to_json() for one in frozen]}
-    digests.write(directory / "calibration.json", contents, calibration_files(directory))
+    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
+    digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
     return frozen
-
-
-def calibration_files(directory: pathlib.Path) -> list[str]:
-    """The files that calibration.json is made from, and goes with."""
-    pilot = [_PILOT, _PILOT_MANIFEST] if _read_run(directory).thrifty else []
-    return ["run.json", "halves.npz", *pilot, MANIFESTS["calibration"]]
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
     """What calibration would have chosen if only one timestep had been allowed, for every attack, tier and timestep.
 
-    Attacks that are not known here are left out, and settings that a thrifty run did not keep.
+    Attacks that are not known here are left out.
     """
     directory, known = pathlib.Path(directory), attack_names()
-    jobs = _jobs([named for named in _calibrated(directory) if named[0] in known])
+    jobs = _jobs([named for named in _read_run(directory).jobs if named[0] in known])
     return _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q"), job.setting.get("t")))
 
 
@@ -199,54 +171,6 @@ def asked_labels(directory: str | os.PathLike[str]) -> set[str]:
 def read_jobs(directory: str | os.PathLike[str]) -> list[Job]:
     """Every attack and setting that calibration chooses from."""
     return _jobs(_read_run(pathlib.Path(directory)).jobs)
-
-
-def calibrated_jobs(directory: str | os.PathLike[str]) -> list[Job]:
-    """The attacks and settings that the calibration half is asked at: all, or those that a thrifty run keeps."""
-    return _jobs(_calibrated(pathlib.Path(directory)))
-
-
-def read_thrift(directory: str | os.PathLike[str]) -> Thrift | None:
-    """What a thrifty run keeps and saves; None for a run over the whole grid."""
-    directory = pathlib.Path(directory)
-    if not _read_run(directory).thrifty:
-        return None
-    return records.parse(Thrift, _read_sealed(directory / _PILOT).check().contents, str(directory / _PILOT))
-
-
-def calibration_queries(directory: str | os.PathLike[str]) -> int:
-    """What calibration really spent, the pilot of a thrifty run included."""
-    directory = pathlib.Path(directory)
-    names = ["pilot", "calibration"] if _read_run(directory).thrifty else ["calibration"]
-    return sum(score_table.read_table(directory / name).queries_made for name in names)
-
-
-def _calibrated(directory: pathlib.Path) -> list[tuple[str, Setting]]:
-    found = read_thrift(directory)
-    return _read_run(directory).jobs if found is None else found.kept
-
-
-def _costs(run: _Run, halves: Halves) -> thrift.Costs:
-    """What thrifty calibration may cost."""
-    half, pilot = halves.calibration, thrift.pilot(halves.calibration, run.seed)
-    images, pilot_images = (len(split.member) + len(split.heldout) for split in (half, pilot))
-    return thrift.costs(_jobs(run.jobs), _jobs(run.witness), images, pilot_images)
-
-
-def _keep(directory: pathlib.Path) -> None:
-    """Choose the settings that the whole calibration half is asked at; writes pilot.json, once."""
-    if (directory / _PILOT).exists():  # whoever reads it checks it
-        return
-    run, halves = _read_run(directory), read_halves(directory)
-    table, split = score_table.read_table(directory / "pilot"), thrift.pilot(halves.calibration, run.seed)
-    rows, witness, costs = thrift.rows_of(_jobs(run.jobs)), _jobs(run.witness), _costs(run, halves)
-    ranked = thrift.rank(rows, table.schedule, lambda job: term_pair(table, job, split))
-    kept = thrift.keep(ranked, rows, witness, costs.most)
-    half = halves.calibration
-    queries = make_plan([*kept, *witness], table.schedule).queries_per_image * (len(half.member) + len(half.heldout))
-    found = Thrift(_named(kept), len(run.jobs), costs.pilot, queries, costs.grid)
-    contents = {"schema_version": SCHEMA_VERSION, **records.plain_object(found)}
-    digests.write(directory / _PILOT, contents, ["run.json", "halves.npz", _PILOT_MANIFEST])
 
 
 def read_direction(
@@ -265,7 +189,7 @@ def read_direction(
     directory = pathlib.Path(directory)
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
-    for half in halves if witness else ():
+    for half in halves:
         table = score_table.read_table(directory / half)
         for job in witness:
             split, t = getattr(splits, half), int(job.setting["t"])
@@ -290,7 +214,10 @@ def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     """The frozen attacks of calibration.json."""
     path = pathlib.Path(directory) / "calibration.json"
-    return [Calibration.from_json(entry) for entry in _read_sealed(path).check().contents["calibrations"]]
+    contents = _read_sealed(path).check().contents
+    check_version(path, contents)
+    entries = enumerate(contents["calibrations"])
+    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -324,7 +251,6 @@ def evaluation(
     identity = table.manifest["identity"]
     check = model_check.read_check(directory, identity["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
-    unsealed = digests.warn_of_unsealed(directory, ["run.json", "calibration.json", *MANIFESTS.values()])
     return Evaluation(
         results=tuple(rows),
         fingerprints={
@@ -334,10 +260,10 @@ def evaluation(
         },
         precision=identity["precision"],
         seed=seed,
-        queries_made=calibration_queries(directory) + table.queries_made + (check.queries if check else 0),
+        queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
         model_check=check,
         direction=read_direction(directory, groups=groups),
-        warnings=(*(warnings if excluded else ()), *unsealed),
+        warnings=tuple(warnings if excluded else ()),
     )
 
 
@@ -364,10 +290,9 @@ def run(
     seed: int = 0,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
-    thrifty: bool = False,
 ) -> Evaluation:
     """All stages in their order; every stage that was finished before costs nothing again."""
-    directory = begin(directory, jobs, halves, seed, thrifty=thrifty)
+    directory = begin(directory, jobs, halves, seed)
     score_half(directory, "calibration", denoiser, source, transform=transform, options=options)
     calibrate_run(directory)
     score_half(directory, "test", denoiser, source, transform=transform, options=options)
@@ -395,8 +320,8 @@ def _columns(halves: Halves) -> dict[str, np.ndarray]:
     return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
 
 
-def _jobs(named: Sequence[tuple[str, Setting]] | None) -> list[Job]:
-    return [Job(get_attack(name), setting) for name, setting in named or ()]
+def _jobs(named: Sequence[tuple[str, Setting]]) -> list[Job]:
+    return [Job(get_attack(name), setting) for name, setting in named]
 
 
 def _named(jobs: Sequence[Job]) -> list[tuple[str, Setting]]:
@@ -433,6 +358,5 @@ def _read_sealed(path: pathlib.Path) -> digests.Sealed:
     try:
         return digests.read(path)
     except FileNotFoundError:
-        stages = {"run.json": "start a run", "calibration.json": "calibrate", _PILOT: "score the calibration half"}
-        before = stages.get(path.name, "run the stage before")
+        before = {"run.json": "start a run", "calibration.json": "calibrate"}[path.name]
         raise ValueError(f"no {path}: {before} first") from None

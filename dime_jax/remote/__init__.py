@@ -1,10 +1,12 @@
-"""Asking a model that someone else hosts, over the Open Inference Protocol (KServe v2). (`dj.RemoteDenoiser`)
+"""A Denoiser over the Open Inference Protocol (KServe v2), both ends: `dj.RemoteDenoiser` and `dime-jax serve`.
 
-options.py     what a user says about it, in Python and on the command line
-protocol.py    tensors as requests and answers carry them; `dime_jax.serve` speaks it too
+options.py     what a user says about a hosted model, in Python and on the command line
+kserve.py      tensors as requests and answers carry them
 transport.py   connections, the token, redirects, pauses and limits
 metadata.py    what the server says about its model, checked against what the user says
-hosted.py      the Denoiser
+client.py      RemoteDenoiser
+answering.py   what a hosted model answers to a request
+serve.py       the HTTP server around it
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What a model answers to requests of the Open Inference Protocol, without the network: `dime_jax.serve` has that."""
+"""What a model answers to requests of the Open Inference Protocol; `dime_jax.remote.serve` adds the network."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ import numpy as np
 from dime_jax._util import validate
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.remote import protocol
-from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, describe_schedule
+from dime_jax.remote import kserve
+from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, schedule_tables
 from dime_jax.remote.transport import ServerPlace
 from dime_jax.scoring import default_micro_batch
 
@@ -25,10 +25,10 @@ class ServeOptions:
 
     Attributes:
       host: the address to listen on.
-      port: 0 takes a free one.
-      token_env: the environment variable that holds the token that is asked for; None asks for none.
-      max_batch: images in one request.
-      rate: the most queries per second, in the long run; None for no bound.
+      port: the port; 0 takes a free one.
+      token_env: the environment variable that holds the token clients must send; None requires no token.
+      max_batch: the most images in one request.
+      rate: the most queries per second on average; None for no limit.
     """
 
     host: str = "127.0.0.1"
@@ -40,15 +40,21 @@ class ServeOptions:
     def __post_init__(self) -> None:
         validate.check_at_least(self.max_batch, 1, "max_batch")
         if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"expected 0 <= port < 65536, got port={self.port}")
+            raise ValueError(f"port must be in [0, 65535], got {self.port}")
         if self.rate is not None:
             validate.check_positive(self.rate, "rate")
         if not ServerPlace("http", self.host, self.port).loopback and self.token_env is None:
-            raise ValueError(f"expected --token-env with --host {self.host}: others than this machine could ask")
+            raise ValueError(f"--host {self.host} requires --token_env: other machines could query the model")
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error.
+
+    Args:
+      status: the HTTP status.
+      message: the reason, in one line.
+      headers: further HTTP headers.
+    """
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None):
         super().__init__(message)
@@ -56,21 +62,26 @@ class Refused(Exception):
 
 
 class HttpAnswer(NamedTuple):
-    """An answer, and how many images were evaluated for it."""
+    """An answer, and the number of images evaluated for it."""
 
     status: int
-    message: protocol.Message
+    message: kserve.Message
     images: int = 0
     headers: dict[str, str] = {}  # noqa: RUF012 (a NamedTuple's, and never changed)
 
 
 class Hosted:
-    """A model, and what the protocol says about it; evaluates one request at a time.
+    """A model, as the protocol presents it; evaluates one request at a time.
+
+    Args:
+      denoiser: the model.
+      options: how to host it.
+      name: the model's name in its URL; its own if None.
 
     Attributes:
-      name: in its address.
-      queries: images that were evaluated so far.
-      most_bytes: that a request may have.
+      name: the name, as URLs can hold it.
+      queries: the number of images evaluated so far.
+      most_bytes: the most bytes that a request may have.
     """
 
     def __init__(self, denoiser: Denoiser, options: ServeOptions, name: str | None = None):
@@ -79,26 +90,28 @@ class Hosted:
         self._lock, self._free = threading.Lock(), time.monotonic()
         condition = denoiser.condition_shape if denoiser.num_classes is None else None
         if condition is not None and not isinstance(condition, jax.ShapeDtypeStruct):
-            raise ValueError(f"{denoiser.name} takes a condition of several arrays: expected one")
-        self._condition = condition
+            raise ValueError(f"the condition of {denoiser.name} must be one array to be hosted, it is several")
+        self._inputs = [_tensor(X, "FP32", denoiser.shape), _tensor(T_STEP, "INT32", ())]
+        if denoiser.num_classes is not None:
+            self._inputs.append(_tensor(LABEL, "INT32", ()))
+        if condition is not None:
+            self._inputs.append(_tensor(CONDITION, "FP32", condition.shape))
         values = math.prod(denoiser.shape) + (0 if condition is None else math.prod(condition.shape)) + 2
-        self.most_bytes = protocol.most_bytes(values * options.max_batch)
+        self.most_bytes = kserve.most_bytes(values * options.max_batch)
         platform = jax.local_devices()[0].platform
         self._micro_batch = default_micro_batch(denoiser.shape, platform) if denoiser.traceable else options.max_batch
 
     def warm_up(self) -> None:
-        """Compile a network, on a blank image that counts as no query, so that the first request need not wait."""
+        """Compile the network, on a blank image that is not counted, so that the first request need not wait."""
         if self._denoiser.traceable:
             blank = jax.tree.map(lambda one: np.zeros((1, *one.shape), one.dtype), self._denoiser.condition_shape)
             self._evaluate(np.zeros((1, *self._denoiser.shape), np.float32), np.zeros(1, np.int32), blank)
 
     def metadata(self) -> JsonObject:
-        """What GET /v2/models/NAME answers: shape, schedule and fingerprint, and nothing about the network."""
+        """Return what GET /v2/models/NAME answers: shape, schedule and fingerprint, but nothing about the network."""
         denoiser = self._denoiser
-        shape = [-1, *denoiser.shape]
-        inputs = [_tensor(X, "FP32", shape), _tensor(T_STEP, "INT32", [-1])]
         parameters: JsonObject = {
-            "schedule": describe_schedule(denoiser.schedule),
+            "schedule": schedule_tables(denoiser.schedule),
             "prediction": "epsilon",
             "layout": "NHWC",
             "range": [-1, 1],
@@ -107,68 +120,56 @@ class Hosted:
             "max_batch": self._options.max_batch,
         }
         if denoiser.num_classes is not None:
-            inputs.append(_tensor(LABEL, "INT32", [-1]))
             parameters["num_classes"] = denoiser.num_classes
-        if self._condition is not None:
-            inputs.append(_tensor(CONDITION, "FP32", [-1, *self._condition.shape]))
         return {
             "name": self.name,
             "versions": ["1"],
             "platform": "dime_jax",
-            "inputs": inputs,
-            "outputs": [_tensor(EPS, "FP32", shape)],
+            "inputs": self._inputs,
+            "outputs": [_tensor(EPS, "FP32", denoiser.shape)],
             "parameters": parameters,
         }
 
-    def infer(self, message: protocol.Message) -> HttpAnswer:
+    def infer(self, message: kserve.Message) -> HttpAnswer:
         """Answer a request.
 
         Raises:
-          Refused: if it is not one, or too many queries were made lately.
+          Refused: if the request is invalid, or exceeds the rate.
         """
         try:
-            given = protocol.decode("inputs", message)
-        except protocol.Malformed as error:
-            raise Refused(400, str(error)) from None
-        x, t, condition = self._checked(given.tensors)
-        self._wait_turn(len(x))
-        with self._lock:
-            self.queries += len(x)
-            try:
+            given = kserve.decode("inputs", message)
+            x, t, condition = self._checked(given.tensors)
+            self._check_rate(len(x))
+            with self._lock:
+                self.queries += len(x)
                 eps = self._evaluate(x, t, condition)
-            except ValueError as error:
-                raise Refused(400, " ".join(str(error).split())) from None
+        except ValueError as error:
+            raise Refused(400, " ".join(str(error).split())) from None
         try:
-            answer = protocol.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
-        except protocol.Malformed as error:
+            answer = kserve.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
+        except ValueError as error:
             raise Refused(500, f"{error}: ask for binary data") from None
         return HttpAnswer(200, answer, len(x))
 
     def _checked(self, tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, PyTree]:
-        denoiser, wanted = self._denoiser, {X, T_STEP}
-        if denoiser.num_classes is not None:
-            wanted |= {LABEL}
-        if self._condition is not None:
-            wanted |= {CONDITION}
+        """Return x, t and condition, or raise ValueError if there is something wrong with them."""
+        denoiser, wanted = self._denoiser, {one["name"] for one in self._inputs}
         if tensors.keys() != wanted:
-            raise Refused(400, f"expected the inputs {', '.join(sorted(wanted))}")
+            raise ValueError(f"inputs must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))[:200]}")
         x, t = tensors[X], tensors[T_STEP]
         condition = tensors.get(LABEL, tensors.get(CONDITION))
-        try:
-            validate.check_shape(x, (None, *denoiser.shape), X)
-            if x.dtype != np.float32:
-                raise ValueError(f"expected {X} to be FP32")
-            if not 0 < len(x) <= self._options.max_batch:
-                raise ValueError(f"expected 1 to {self._options.max_batch} images in a request, got {len(x)}")
-            validate.check_shape(t, (len(x),), T_STEP)
-            validate.check_timestep(t, denoiser.schedule.num_steps)
-            denoiser.check_condition(condition, len(x))
-        except ValueError as error:
-            raise Refused(400, str(error)) from None
+        validate.check_shape(x, (None, *denoiser.shape), X)
+        if x.dtype != np.float32:
+            raise ValueError(f"{X} must be FP32, got {x.dtype}")
+        if not 0 < len(x) <= self._options.max_batch:
+            raise ValueError(f"a request must have 1 to {self._options.max_batch} images, got {len(x)}")
+        validate.check_shape(t, (len(x),), T_STEP)
+        validate.check_timestep(t, denoiser.schedule.num_steps)
+        denoiser.check_condition(condition, len(x))
         return x, t.astype(np.int32), condition
 
-    def _wait_turn(self, images: int) -> None:
-        """Refuse what goes beyond the rate, and say when it would not."""
+    def _check_rate(self, images: int) -> None:
+        """Refuse a request that exceeds the rate, and say how long to wait."""
         if self._options.rate is None:
             return
         with self._lock:
@@ -178,7 +179,7 @@ class Hosted:
             self._free = time.monotonic() + images / self._options.rate
 
     def _evaluate(self, x: np.ndarray, t: np.ndarray, condition: PyTree) -> np.ndarray:
-        """eps, in micro-batches of one size, the last one filled up: one program, whatever the size of the request."""
+        """Return eps, computed in micro-batches of one size, the last one padded: one program for all requests."""
         size, answers = self._micro_batch, []
         for start in range(0, len(x), size):
             rows = np.minimum(np.arange(start, start + size), len(x) - 1)
@@ -189,14 +190,12 @@ class Hosted:
         return np.concatenate(answers)
 
 
-def _tensor(name: str, datatype: str, shape: list[int]) -> JsonObject:
-    return {"name": name, "datatype": datatype, "shape": shape}
+def _tensor(name: str, datatype: str, row: tuple[int, ...]) -> JsonObject:
+    return {"name": name, "datatype": datatype, "shape": [-1, *row]}
 
 
 def _wants_binary(head: JsonObject) -> bool:
-    """Whether a request asks for its answer as bytes."""
-    for one in [head, *(head.get("outputs") or [])]:
-        parameters = one.get("parameters") if isinstance(one, dict) else None
-        if isinstance(parameters, dict) and (parameters.get("binary_data") or parameters.get("binary_data_output")):
-            return True
-    return False
+    """Return whether a request asks for a binary answer."""
+    asked = [one for one in [head, *(head.get("outputs") or [])] if isinstance(one, dict)]
+    parameters = [one["parameters"] for one in asked if isinstance(one.get("parameters"), dict)]
+    return any(one.get("binary_data") or one.get("binary_data_output") for one in parameters)

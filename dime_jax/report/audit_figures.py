@@ -27,7 +27,6 @@ _WIDTH, _HEIGHT = 4.7, 3.3
 _MOST_POINTS = 1500  # of a side in a scatter plot
 _REFERENCE_EPSILONS = (1.0, 4.0)
 _LISTED_FPRS = (0.001, 0.01, 0.05, 0.1)
-_DROPPED = " Settings that thrifty calibration did not keep are missing."
 _LISTED_SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_LISTED = 50  # rows of a table of numbers
 
@@ -214,7 +213,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
         figure,
         "How much the choice of timestep matters",
         "AUC on the calibration half, which chose the timestep, at the best step size and angle for each; a little "
-        "optimistic for that reason." + (_DROPPED if record.facts.settings.thrifty else ""),
+        "optimistic for that reason.",
         "Calibration AUC over timesteps, one line for each attack.",
         Numbers(
             ["Attack", "Timestep", "AUC, %"],
@@ -236,7 +235,7 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
     assert frozen.stats is not None
     table = record.reference.table
     terms = table.terms(pipeline.frozen_job(frozen))
-    level, trace = frozen.stats.standardize(terms)
+    level, trace = np.asarray(frozen.stats.standardize(terms))
     figure, axes = _new()
     for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):
         chosen = np.isin(table.index, side[:: max(1, len(side) // _MOST_POINTS)])

@@ -4,7 +4,7 @@ from dime_jax.scoring.engine import ScoringOptions, score
 from dime_jax.scoring.micro_batch import default_micro_batch, micro_batch_of, tune_micro_batch
 from dime_jax.scoring.query_ledger import Budget
 from dime_jax.scoring.requests import ask_in_requests
-from dime_jax.scoring.retry import Retry, TryLater, patient
+from dime_jax.scoring.retry import Retry, TryLater, with_retries
 
 __all__ = [
     "Budget",
@@ -14,7 +14,7 @@ __all__ = [
     "ask_in_requests",
     "default_micro_batch",
     "micro_batch_of",
-    "patient",
     "score",
     "tune_micro_batch",
+    "with_retries",
 ]

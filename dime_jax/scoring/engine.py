@@ -3,9 +3,9 @@
 Guarantees
 - Draws depend on (seed, example id, draw index) only.
 - The network is compiled once per batch shape, and what a class of call does around it once too, for the whole
-  (t, γ, probe) grid: a call's numbers, the weights and the schedule are arguments of these programs (see `programs`).
+  (t, γ, probe) grid: a call's numbers, the weights and the schedule are arguments of these programs (`call_runner`).
 - The host waits for the device once per unit of work, or once in a few seconds of one, with more already under way.
-- A run that was killed goes on where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
+- A run that was killed resumes where it was at most 30 s before (`shard_seconds`), or one call if that takes longer.
   With the same micro-batch it ends in the same table to the bit, with another micro-batch or other devices or processes
   to about 1e-5.
 - Every query is entered in the ledger before it is asked; no budget is exceeded.
@@ -28,13 +28,15 @@ import jax
 import numpy as np
 
 from dime_jax import __version__, data
-from dime_jax._util import digests, files, validate
+from dime_jax._util import files, validate
 from dime_jax._util.distributed import together
 from dime_jax._util.progress import Progress
-from dime_jax.attacks.base import Call, Whole
+from dime_jax.attacks.base import Whole
+from dime_jax.attacks.calls import Call
 from dime_jax.core.denoiser import PRECISION, Denoiser
-from dime_jax.scoring import query_ledger, reading, score_table, walks
-from dime_jax.scoring.asking import Answers, Asker
+from dime_jax.scoring import query_ledger, score_table, unit_progress
+from dime_jax.scoring.call_runner import CallRunner
+from dime_jax.scoring.images import Images, images_of_process, missing_groups
 from dime_jax.scoring.micro_batch import micro_batch_of, out_of_memory
 from dime_jax.scoring.placement import PlacedBatch, Placement, choose_placement
 from dime_jax.scoring.planning import Job, Plan, make_plan
@@ -43,6 +45,7 @@ from dime_jax.scoring.retry import Retry
 from dime_jax.scoring.score_table import ScoreTable
 from dime_jax.scoring.shards import ShardWriter
 from dime_jax.scoring.storing import TableStorage, refuse_unanswered
+from dime_jax.scoring.unit_progress import UnitProgress
 
 NO_BUDGET, DEFAULT_RETRY = Budget(), Retry()
 _UNITS_UNDER_WAY = 2
@@ -105,8 +108,8 @@ class _Run(NamedTuple):
     request: _Request
     mine: np.ndarray  # positions of this process's images
     micro_batch: int  # to begin with
-    images: reading.Images
-    asker: Asker
+    images: Images
+    runner: CallRunner
     storage: TableStorage
     ledger: Ledger
     progress: Progress
@@ -170,7 +173,7 @@ def score(
         def merge() -> None:
             if first:
                 score_table.merge(directory, len(plan.units), index)
-                score_table.keep_terms(directory, jobs)
+                score_table.store_own_terms(directory, jobs)
 
         together(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
@@ -204,28 +207,28 @@ def _begin(request: _Request) -> _Run:
     process, processes = jax.process_index(), jax.process_count()
     status = score_table.rows_done(directory, len(plan.units), len(request.source))
     micro_batch = options.micro_batch or score_table.read_manifest(directory)["micro_batch"]
-    mine = reading.share(status, index, micro_batch * len(request.placement.devices), process, processes)
+    mine = images_of_process(status, index, micro_batch * len(request.placement.devices), process, processes)
     needed = np.array([unit.queries for unit in plan.units]) @ (status < 0)
     partials = score_table.partials(directory)
     for partial in partials:  # with another micro-batch their units are asked from the start
         if len(partial.index) == micro_batch * len(request.placement.devices):
             rows = partial.index[partial.usable]
-            needed[rows] -= walks.queries_known(partial, plan) * (status[partial.unit, rows] < 0)
+            needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
     allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
     writer = ShardWriter(directory, process)
     progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
     ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
-    asker = Asker(request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say)
-    storage = TableStorage(status, writer, ledger, progress, options.shard_seconds, partials)
-    images = reading.Images(request.source, request.transform)
-    return _Run(request, mine, micro_batch, images, asker, storage, ledger, progress)
+    runner = CallRunner(
+        request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say
+    )
+    storage = TableStorage(plan, status, writer, ledger, progress, options.shard_seconds, partials)
+    images = Images(request.source, request.transform)
+    return _Run(request, mine, micro_batch, images, runner, storage, ledger, progress)
 
 
 def _finish(run: _Run) -> None:
     """Score what is missing among this process's images, in smaller batches where memory ends."""
     directory, progress = run.request.directory, run.progress
-    for warning in digests.warn_of_unsealed(directory, ["manifest.json"]):
-        progress.say(f"warning: {warning}")
     if not len(run.mine):
         run.ledger.close()
         return
@@ -243,7 +246,7 @@ def _finish(run: _Run) -> None:
                 if jax.process_index() == 0:  # others that run out of memory too would write the same file
                     manifest = score_table.read_manifest(directory)
                     score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
-                progress.say(f"out of memory: going on with a micro-batch of {micro_batch}")
+                progress.say(f"out of memory: continuing with a micro-batch of {micro_batch}")
             else:
                 return
 
@@ -251,13 +254,14 @@ def _finish(run: _Run) -> None:
 def _score_missing(run: _Run, micro_batch: int) -> None:
     """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
     traceable = run.request.denoiser.traceable
-    under_way: collections.deque[tuple[int, PlacedBatch, Answers]] = collections.deque()
+    under_way: collections.deque[UnitProgress] = collections.deque()
     # A plain function has answered when it returns, and does not compile.
     most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
 
     def store(leave: int) -> None:
         while len(under_way) > leave:
-            _store(run, *under_way.popleft())
+            if not run.storage.add(under_way.popleft()):
+                refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
 
     try:
         for number, (units, batch) in enumerate(_batches(run, micro_batch)):
@@ -265,7 +269,7 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
                 store(leave=0)
                 run.progress.compiled()
             for unit in units:
-                under_way.append((unit, batch, _ask(run, unit, batch, before_noting=lambda: store(leave=0))))
+                under_way.append(_ask(run, unit, batch, before_noting=lambda: store(leave=0)))
                 store(leave=most_under_way)
         store(leave=0)
     except Exception:
@@ -277,37 +281,36 @@ def _score_missing(run: _Run, micro_batch: int) -> None:
             run.storage.flush()
 
 
-def _ask(run: _Run, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> Answers:
-    """All calls of a unit on a batch that were not stored before; what is answered by then is noted now and then."""
-    plan, asker, storage = run.request.plan, run.asker, run.storage
-    unit, kinds = plan.units[number], len(asker.asked_in_python)
-    run.progress.what = unit.name
-    partial = storage.resume(number, batch)
-    walk = walks.from_partial(partial, unit, plan.trees) if partial else walks.begin(unit)
-    known = walks.queries_known(partial, plan) if partial else 0
+def _ask(run: _Run, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> UnitProgress:
+    """Make all calls of a unit on a batch that were not stored before; what is answered by then is noted now and then.
+
+    Args:
+      run: the run.
+      number: of the unit.
+      batch: the images.
+      before_noting: called before an unfinished unit is noted.
+    """
+    plan, storage = run.request.plan, run.storage
+    run.progress.what = plan.units[number].name
+    unit = unit_progress.begin(number, plan, batch, storage.find(number, batch))
     # A network answers while more is asked: note what was asked before. A function may fail at any call.
-    traceable, asked = run.request.denoiser.traceable, collections.deque([walk])
-    while not walk.finished:
-        walk = asker.go_on(walk, plan.trees, batch, storage.calls_at_once if traceable else 1)
-        asked.append(walk)
-        if not walk.finished and len(asked) > 1 + traceable:
+    traceable, recent = run.request.denoiser.traceable, collections.deque([unit])
+    while unit.stack:
+        unit = run.runner.advance(unit, plan.trees, storage.calls_at_once if traceable else 1)
+        recent.append(unit)
+        if unit.stack and len(recent) > 1 + traceable:
             before_noting()
-            begin, now = asked.popleft(), asked[0]
-            storage.note(number, unit, plan.trees, batch, now, now.asked - begin.asked)
-    return Answers(walk.numbers, at_full_speed=len(asker.asked_in_python) == kinds, known=known)
+            before, after = recent.popleft(), recent[0]
+            storage.note(after, len(after.numbers) - len(before.numbers))
+    return unit
 
 
 def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
     """Batches of images that miss the same units, and those units."""
     placement, conditions = run.request.placement, {call.condition for call in _calls(run.request.plan)}
-    for units, rows in reading.missing_groups(run.storage.status, run.mine):
+    for units, rows in missing_groups(run.storage.status, run.mine):
         for batch in run.images.batches(rows, micro_batch * len(placement.devices)):
-            yield units, run.asker.prepare(batch, conditions)
-
-
-def _store(run: _Run, number: int, batch: PlacedBatch, answers: Answers) -> None:
-    if not run.storage.add(number, run.request.plan.units[number], batch, answers):
-        refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
+            yield units, run.runner.prepare(batch, conditions)
 
 
 def _calls(plan: Plan) -> Iterator[Call]:
@@ -321,10 +324,10 @@ def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
                 f"{call} asks under the condition {call.condition!r}, which {denoiser.name} does not offer; expected "
                 f"one of {', '.join(denoiser.conditions)}"
             )
-        if denoiser.keep_fn is not None and isinstance(call, Whole):
+        if denoiser.mask_fn is not None and isinstance(call, Whole):
             raise ValueError(
-                f"attack {call.attack} computes its own norms, which cannot be restricted to the coordinates that "
-                f"{denoiser.name} keeps: expected one that is made of calls, or no --latent_weighting"
+                f"attack {call.attack} computes its own norms, which cannot be restricted to the mask of "
+                f"{denoiser.name}: expected one that is made of calls, or no --latent_weighting"
             )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.scoring import programs
+from dime_jax.scoring.call_runner import network_program
 
 # A micro-batch of 32x32x3 images: one from which on CPUs gain little, and one that fills an accelerator.
 _CPU_IMAGES, _ACCELERATOR_IMAGES = 16, 256
@@ -50,7 +50,7 @@ def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None
     seconds: dict[int, float] = {}
     for size in sorted(candidates or {max(1, default // 4), max(1, default // 2), default, 2 * default, 4 * default}):
         asked = jnp.zeros((size, *denoiser.shape)), jnp.int32(0), _blank(denoiser.condition_shape, size)
-        run = functools.partial(programs.network(denoiser.apply, None), denoiser.params, *asked)
+        run = functools.partial(network_program(denoiser.apply, None), denoiser.params, *asked)
         try:
             times = [_seconds(run) for _ in range(rounds + 1)]  # the first compiles
         except jax.errors.JaxRuntimeError as error:

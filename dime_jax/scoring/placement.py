@@ -21,15 +21,15 @@ class PlacedBatch(NamedTuple):
     index: np.ndarray  # type: ignore[assignment]  # [B], -1 for padding
     ids: list[str]
     usable: np.ndarray
-    kept: jax.Array | None = None  # which coordinates of x count in norms; None if all do
+    mask: jax.Array | None = None  # which coordinates of x count in norms; None if all do
 
     def usable_part(self) -> "PlacedBatch":
         """The usable rows alone, on the default device."""
-        columns = self.x, self.draw_ids, self.conditions, self.kept
+        columns = self.x, self.draw_ids, self.conditions, self.mask
         usable = jax.tree.map(lambda column: np.asarray(column)[self.usable], columns)
-        x, draw_ids, conditions, kept = jax.device_put(usable)  # jnp.asarray would compile a program for each shape
+        x, draw_ids, conditions, mask = jax.device_put(usable)  # jnp.asarray would compile a program for each shape
         ids = [self.ids[row] for row in np.flatnonzero(self.usable)]
-        return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable], kept)
+        return PlacedBatch(x, draw_ids, conditions, self.index[self.usable], ids, self.usable[self.usable], mask)
 
 
 class Placement(NamedTuple):

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from dime_jax.attacks import Attack, Setting, attack_names, get_attack
-from dime_jax.attacks.base import Call, Reading, Recipe, Trees, calls_below, grow_trees, row_label
+from dime_jax.attacks.base import Reading, Recipe, Trees, calls_below, grow_trees, row_label
+from dime_jax.attacks.calls import Call
 from dime_jax.core.denoiser import OWN
 from dime_jax.core.schedule import NoiseSchedule
 

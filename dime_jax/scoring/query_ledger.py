@@ -128,7 +128,7 @@ def check(path: pathlib.Path, noted: State, images: int) -> None:
     if _hash(entries[: noted.queries].tobytes()).hexdigest() != noted.queries_digest:
         raise Damaged(f"{path} is damaged or of another run: its queries are not those that were made")
     if np.any((entries < 0) | (entries >= images)):
-        raise Damaged(f"{path} is damaged: it holds queries about images that there are not")
+        raise Damaged(f"{path} is damaged: it lists image indices that do not exist")
 
 
 def spent_per_image(directory: pathlib.Path, images: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.scoring.retry import Retry, patient
+from dime_jax.scoring.retry import Retry, with_retries
 
 
 def ask_in_requests(
@@ -47,14 +47,14 @@ def ask_in_requests(
         told = jax.tree.map(lambda rows: rows[part], condition)
         return denoiser.ask_once(x[part], np.asarray(t)[part] if np.ndim(t) else t, told)
 
-    ask_patiently = patient(ask, retry, say, stop)
+    ask_with_retries = with_retries(ask, retry, say, stop)
     if denoiser.requests is None or len(x) <= denoiser.requests.images:
-        return ask_patiently(slice(None))
+        return ask_with_retries(slice(None))
     size = denoiser.requests.images
     x = np.asarray(x)
     parts = [slice(start, start + size) for start in range(0, len(x), size)]
     with ThreadPoolExecutor(min(denoiser.requests.in_flight, len(parts))) as pool:
-        answers = [pool.submit(ask_patiently, part) for part in parts]
+        answers = [pool.submit(ask_with_retries, part) for part in parts]
         try:
             for answer in wait(answers, return_when=FIRST_EXCEPTION).done:
                 answer.result()

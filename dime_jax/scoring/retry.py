@@ -1,4 +1,4 @@
-"""Asking again: patience with models that are plain functions, such as hosted ones, which fail now and then."""
+"""Retries, for models that are plain functions and fail now and then, as hosted ones do."""
 
 import random
 import threading
@@ -12,14 +12,19 @@ from dime_jax.scoring.query_ledger import LedgerUnwritable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LONGEST_PAUSE = 3600.0  # that a model may ask for; the run can be continued later
+LONGEST_PAUSE = 3600.0  # seconds that a model may ask us to wait; beyond that the run ends and can be resumed
 
 
 class Retry(NamedTuple):
-    """How to ask again when a model that is a plain function fails.
+    """How often to retry, and how long to wait before.
 
-    Wait n is random, between a half and all of first_wait · 2ⁿ seconds or the longest wait, so that many callers spread
-    out; where the model says how long to wait (`TryLater`), at least that.
+    The n-th wait is random, between half and all of min(longest_wait, first_wait · 2ⁿ) seconds, so that many callers
+    spread out; where the model says how long to wait (`TryLater`), it is that long.
+
+    Attributes:
+      attempts: how often to ask in all.
+      first_wait: the bound on the first wait, in seconds.
+      longest_wait: the bound on every wait, in seconds.
     """
 
     attempts: int = 6
@@ -28,23 +33,28 @@ class Retry(NamedTuple):
 
 
 class TryLater(ConnectionError):
-    """The model could not answer now, and may say in how many seconds it could; None if it does not say."""
+    """The model cannot answer now.
+
+    Args:
+      message: why.
+      seconds: how long the model asks us to wait; None if it does not say.
+    """
 
     def __init__(self, message: str, seconds: float | None = None):
         super().__init__(message)
         self.seconds = seconds
 
 
-def patient(
+def with_retries(
     ask: Callable[P, T], retry: Retry, say: Callable[[str], object], stop: threading.Event | None = None
 ) -> Callable[P, T]:
-    """The same function, which waits and tries again where the model behind it fails.
+    """Return the same function with retries: it waits and tries again where the model behind it fails.
 
     Args:
       ask: the function.
-      retry: how often, and how long it waits.
+      retry: how often to try, and how long to wait.
       say: called with a line before each wait.
-      stop: once set, waits end and nothing is tried again.
+      stop: once set, waits end and nothing is retried.
     """
 
     def say_so(state: tenacity.RetryCallState) -> None:
@@ -63,7 +73,7 @@ def patient(
 
     stopped = stop or threading.Event()
     return tenacity.retry(
-        retry=tenacity.retry_if_exception(_may_pass),
+        retry=tenacity.retry_if_exception(_may_help),
         stop=tenacity.stop_after_attempt(retry.attempts) | tenacity.stop_when_event_set(stopped),
         wait=wait,
         sleep=tenacity.sleep_using_event(stopped),
@@ -72,8 +82,8 @@ def patient(
     )(ask)
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether asking again may help: not where the input or our own disk is at fault, nor for more than an hour."""
+def _may_help(error: BaseException) -> bool:
+    """Return whether a retry may help: not if our input or our disk is at fault, or the wait exceeds an hour."""
     if isinstance(error, TryLater) and error.seconds is not None and error.seconds > LONGEST_PAUSE:
         return False
     return isinstance(error, Exception) and not isinstance(error, ValueError | TypeError | LedgerUnwritable)

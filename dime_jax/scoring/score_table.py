@@ -3,11 +3,12 @@
     TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
     TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
     TABLE/shards/*.parquet     rows of the run so far
-    TABLE/shards/*.npz         units of which some calls were asked so far (see `walks`)
+    TABLE/shards/*.npz         units of which some calls were made so far (see `unit_progress`)
     TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
-    TABLE/queries-*.bin        every query made (see `query_ledger`)
+    TABLE/queries-*.bin        every query made (see `query_ledger`); a published table has none, and `queries_made` in
+                               its manifest says how many they were (`experiments.publish`)
     TABLE/lock                 held by the run that writes
 
 One row per (image, unit of the plan): unit, index, id, status and the unit's readings as float32, named in the
@@ -34,9 +35,9 @@ from dime_jax._util.digests import Damaged, Sealed
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import BUILT_IN, modules
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.scoring import query_ledger, shards, walks
+from dime_jax.scoring import query_ledger, shards, unit_progress
 from dime_jax.scoring.planning import Job, Plan
-from dime_jax.scoring.walks import Partial
+from dime_jax.scoring.unit_progress import StoredProgress
 
 FORMAT, VERSION = "dime_jax score table", 1
 OK, NOT_FINITE, UNREADABLE = 0, 1, 2
@@ -47,7 +48,18 @@ _SCORES, _SCHEDULE, _TERMS = "scores.parquet", "schedule.npz", "terms.npz"
 def identity(
     plan: Plan, *, model: str, data: str, images: int, transform: str, seed: int, precision: str, code: str
 ) -> JsonObject:
-    """What a table is of: everything that its numbers depend on."""
+    """Return what a table is of: everything that its numbers depend on.
+
+    Args:
+      plan: the calls and readings.
+      model: its fingerprint.
+      data: fingerprint of the images.
+      images: how many there are.
+      transform: name of their preprocessing.
+      seed: of all draws.
+      precision: of matrix products.
+      code: version of this package.
+    """
     files = modules.files_of(job.attack.name for job in plan.jobs)
     return {
         "model": model,
@@ -115,8 +127,9 @@ def _open(directory: pathlib.Path) -> Sealed:
         sealed = digests.read(path)
     except FileNotFoundError:
         raise ValueError(f"{directory} is not a score table: no manifest.json in it") from None
-    if (sealed.contents.get("format"), sealed.contents.get("version")) != (FORMAT, VERSION):
-        raise ValueError(f"{path}: expected format {FORMAT!r}, version {VERSION}")
+    found = sealed.contents.get("format"), sealed.contents.get("version")
+    if found != (FORMAT, VERSION):
+        raise ValueError(f"{path}: must be a {FORMAT} of version {VERSION}, got {' of version '.join(map(str, found))}")
     return sealed
 
 
@@ -134,10 +147,10 @@ def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
     return status
 
 
-def partials(directory: pathlib.Path) -> list[Partial]:
+def partials(directory: pathlib.Path) -> list[StoredProgress]:
     """The units that were in the middle when a run ended; those finished since are among them."""
-    lists = map(shards.read_list, shards.lists_in(directory))
-    return [walks.decode(one, name) for one in lists for name in one.digests or {} if shards.is_partial(name)]
+    lists = map(digests.read, shards.lists_in(directory))
+    return [unit_progress.decode(one, name) for one in lists for name in one.digests if shards.is_partial(name)]
 
 
 def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
@@ -166,11 +179,11 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
         path.unlink()
 
 
-def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
+def store_own_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     """Add to a complete table the terms of attacks that do not ship with the package, if they are not there yet."""
     sealed = _open(directory)
     foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
-    if not foreign or sealed.digests is None or _TERMS in sealed.digests:
+    if not foreign or _TERMS in sealed.digests:
         return
     table, buffer = read_table(directory), io.BytesIO()
     terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
@@ -180,8 +193,8 @@ def keep_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
 
 
-def _kept_terms(sealed: Sealed) -> dict[str, np.ndarray]:
-    if _TERMS not in (sealed.digests or {}):
+def _own_terms(sealed: Sealed) -> dict[str, np.ndarray]:
+    if _TERMS not in sealed.digests:
         return {}
     arrays = sealed.read_arrays(_TERMS)
     return {name: arrays[f"terms_{number}"] for number, name in enumerate(arrays["jobs"].tolist())}
@@ -203,7 +216,7 @@ class ScoreTable:
       readings: by name, float32 [n]; NaN where the image could not be read, NaN or infinite where the answer was.
       status: OK, NOT_FINITE or UNREADABLE: the worst over the image's units [n].
       queries_made: what it cost, resumes and retries included.
-      kept: terms of a user's own attacks, by name and setting.
+      own_terms: terms of a user's own attacks, by name and setting.
     """
 
     directory: pathlib.Path
@@ -213,7 +226,7 @@ class ScoreTable:
     readings: Mapping[str, np.ndarray]
     status: np.ndarray
     queries_made: int
-    kept: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    own_terms: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def schedule(self) -> NoiseSchedule:
@@ -227,15 +240,16 @@ class ScoreTable:
 
     def terms(self, job: Job) -> np.ndarray:
         """An attack's terms [columns, n] at a setting that the table has; not finite where a reading is not."""
-        if _job_name(job) in self.kept:
-            return self.kept[_job_name(job)]
+        if _job_name(job) in self.own_terms:
+            return self.own_terms[_job_name(job)]
         recipe = job.recipe
         missing = [str(reading) for reading in recipe.readings if str(reading) not in self.readings]
         if missing:
             raise ValueError(
                 f"{self.directory} does not hold {job.attack.name} at {dict(job.setting)}: no {missing[0]}"
             )
-        return recipe.assemble(np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64))
+        readings = np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64)
+        return np.asarray(recipe.assemble(readings))
 
 
 def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
@@ -269,8 +283,8 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
         rows.column("id").to_pylist(),
         readings,
         status.max(axis=0),
-        query_ledger.queries_made(directory),
-        _kept_terms(sealed),
+        manifest.get("queries_made", query_ledger.queries_made(directory)),
+        _own_terms(sealed),
     )
 
 
@@ -295,31 +309,25 @@ def _readings(manifest: JsonObject) -> set[str]:
 
 def _is_complete(sealed: Sealed) -> bool:
     """Whether all rows are in scores.parquet; one that is there unnamed was cut short by a kill, and is made again."""
-    if sealed.digests is None:
-        return (sealed.path.parent / _SCORES).exists()
     return _SCORES in sealed.digests
 
 
 def _drop_unfinished(sealed: Sealed) -> None:
     """Remove shards that a kill kept from being noted; their rows are asked for again."""
-    if sealed.digests is not None and not _is_complete(sealed):
+    if not _is_complete(sealed):
         _check_lists(sealed)
         directory = sealed.path.parent
         # Checked before anything is removed: a list of another run must not decide what to keep.
-        named = {name for path in shards.lists_in(directory) for name in shards.read_list(path).check().digests or {}}
+        named = {name for path in shards.lists_in(directory) for name in digests.read(path).check().digests}
         for path in (*shards.shards_in(directory), *shards.partials_in(directory)):
             if path.name not in named:
                 path.unlink()
 
 
 def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
-    """The shards that count, by name, checked. In a table without digests also those that no list names."""
-    directory = sealed.path.parent
-    lists = map(shards.read_list, shards.lists_in(directory))
-    found = {name: one.read(name) for one in lists for name in one.digests or {} if not shards.is_partial(name)}
-    if sealed.digests is None:
-        found |= {path.name: path.read_bytes() for path in shards.shards_in(directory) if path.name not in found}
-    return found
+    """The shards that the lists name, checked."""
+    lists = map(digests.read, shards.lists_in(sealed.path.parent))
+    return {name: one.read(name) for one in lists for name in one.digests if not shards.is_partial(name)}
 
 
 def _check_lists(sealed: Sealed) -> None:
@@ -337,7 +345,7 @@ def _check_ledgers(sealed: Sealed, images: int) -> None:
     directory, complete = sealed.path.parent, _is_complete(sealed)
     noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
     for path in [] if complete else shards.lists_in(directory):
-        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**shards.read_list(path).contents)
+        noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**digests.read(path).contents)
     for ledger, state in noted.items():
         query_ledger.check(ledger, state, images)
 

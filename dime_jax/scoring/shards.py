@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dime_jax._util import digests, files
-from dime_jax._util.digests import Damaged, Sealed
+from dime_jax._util.digests import Damaged
 from dime_jax.scoring import query_ledger
 
 SCHEMA = pa.schema(
@@ -50,7 +50,7 @@ class ShardWriter:
         )
         self._rows: list[Rows] = []
         self._list = self._shards / f"{process}.json"
-        named = dict(read_list(self._list).digests or {}) if self._list.exists() else {}
+        named = dict(digests.read(self._list).digests) if self._list.exists() else {}
         self._finished = {name: digest for name, digest in named.items() if not is_partial(name)}
         self._partial = {name: digest for name, digest in named.items() if is_partial(name)}
         self._written = b""
@@ -65,7 +65,7 @@ class ShardWriter:
         Args:
           seconds: how long the rows took.
           ledger: of this process; before its first query too, so that no ledger is without a list.
-          partial: a unit in the middle (`walks`), in place of the one before; None to leave that one.
+          partial: a unit in the middle (`unit_progress`), in place of the one before; None to leave that one.
         """
         if self._rows:
             table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
@@ -105,16 +105,8 @@ def is_partial(name: str) -> bool:
 
 
 def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The lists of all processes."""
+    """The lists of all processes: the digests of their finished shards, and how far their ledgers were then."""
     return sorted((directory / "shards").glob("*.json"))
-
-
-def read_list(path: pathlib.Path) -> Sealed:
-    """One process's list: the digests of its finished shards, and how far its ledger was then."""
-    sealed = digests.read(path)
-    if sealed.digests is None:
-        raise Damaged(f"{path} is damaged: it holds no digests")
-    return sealed
 
 
 def _to_arrow(rows: Rows) -> pa.Table:
@@ -133,7 +125,13 @@ def _to_arrow(rows: Rows) -> pa.Table:
 def encode(table: pa.Table) -> bytes:
     """A Parquet file, in memory first: the write itself is then Python's, with Python's errors."""
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        use_dictionary=[name for name in SCHEMA.names if name != "readings"],
+        use_byte_stream_split=["readings.list.element"],  # a third less: bytes of one significance are alike
+    )
     return buffer.getvalue()
 
 

@@ -9,21 +9,20 @@ import jax
 import numpy as np
 
 from dime_jax._util.progress import Progress
-from dime_jax.attacks.base import Trees
 from dime_jax.data.batches import refuse_too_many
-from dime_jax.scoring.asking import Answers
 from dime_jax.scoring.placement import PlacedBatch
-from dime_jax.scoring.planning import Unit
+from dime_jax.scoring.planning import Plan, Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
 from dime_jax.scoring.shards import Rows, ShardWriter
-from dime_jax.scoring.walks import Partial, UnitWalk, encode, to_partial
+from dime_jax.scoring.unit_progress import StoredProgress, UnitProgress, encode
 
 
 class TableStorage:
     """The rows of a run as far as this process knows them.
 
     Args:
+      plan: of the run.
       status: of every row of the table [units, images], -1 where it is missing; kept up to date.
       writer: of this process's shards.
       ledger: of this process; its state is noted with every shard.
@@ -37,54 +36,56 @@ class TableStorage:
 
     def __init__(
         self,
+        plan: Plan,
         status: np.ndarray,
         writer: ShardWriter,
         ledger: Ledger,
         progress: Progress,
         shard_seconds: float,
-        partials: Sequence[Partial] = (),
+        partials: Sequence[StoredProgress] = (),
     ):
-        self.status, self.calls_at_once = status, 1
+        self._plan, self.status, self.calls_at_once = plan, status, 1
         self._writer, self._ledger, self._progress = writer, ledger, progress
         self._shard_seconds, self._last_flush = shard_seconds, time.monotonic()
         self._partials = partials
-        self._middle: Callable[[], Partial | None] | None = None
+        self._middle: Callable[[], bytes | None] | None = None
         self._noted, self._call_seconds = time.monotonic(), math.inf
 
-    def resume(self, number: int, batch: PlacedBatch) -> Partial | None:
-        """Where to go on with a unit on a batch, if some of it was stored."""
+    def find(self, number: int, batch: PlacedBatch) -> StoredProgress | None:
+        """Return what was stored of a unit on a batch, if anything."""
         return next((partial for partial in self._partials if partial.is_of(number, batch)), None)
 
-    def note(self, number: int, unit: Unit, trees: Trees, batch: PlacedBatch, walk: UnitWalk, calls: int) -> None:
+    def note(self, unit: UnitProgress, calls: int) -> None:
         """Wait for the answers of a unit in the middle, and store them if that is due.
 
         Args:
-          number, unit, trees, batch, walk: which unit, and how far it is.
-          calls: how many of its calls were asked since `note` or `add` was last called.
+          unit: how far it is.
+          calls: how many of its calls were made since `note` or `add` was last called.
         """
-        jax.block_until_ready(list(walk.numbers.values()))
+        jax.block_until_ready(list(unit.numbers.values()))
         now = time.monotonic()
         self._call_seconds = min(self._call_seconds, max(now - self._noted, 1e-6) / calls)
         self.calls_at_once = max(1, int(self._shard_seconds / 8 / self._call_seconds))
         self._noted = now
-        self._middle = functools.partial(to_partial, number, unit, trees, batch, walk)
+        self._middle = functools.partial(encode, unit, self._plan)
         self._flush_if_due()
 
-    def add(self, number: int, unit: Unit, batch: PlacedBatch, answers: Answers) -> bool:
-        """Wait for a unit's answers, and keep them for the next shard, which may be due.
+    def add(self, unit: UnitProgress) -> bool:
+        """Wait for the answers of a finished unit, and hold them for the next shard, which may be due.
 
         Returns:
           Whether every image of the batch has a finite answer.
         """
-        readings = _readings(unit, batch, answers)
+        planned, batch = self._plan.units[unit.number], unit.batch
+        readings = _readings(planned, unit)
         finite = np.all(np.isfinite(readings), axis=0)
         status = np.where(batch.usable, np.where(finite, OK, NOT_FINITE), UNREADABLE)
         real = batch.index >= 0
         rows, ids = batch.index[real], [batch.ids[i] for i in np.flatnonzero(real)]
-        self._writer.add(Rows(number, rows, ids, status[real], readings[:, real]))
-        self.status[number, rows] = status[real]
-        queries = (unit.queries - answers.known) * int(batch.usable.sum())
-        self._progress.advance(queries, unit.name, measured=answers.at_full_speed)
+        self._writer.add(Rows(unit.number, rows, ids, status[real], readings[:, real]))
+        self.status[unit.number, rows] = status[real]
+        queries = (planned.queries - unit.resumed) * int(batch.usable.sum())
+        self._progress.advance(queries, planned.name, measured=unit.at_full_speed)
         self._noted, self._middle = time.monotonic(), None  # what was noted last is of this unit, or written
         self._flush_if_due()
         return not np.any(status[real] != OK)
@@ -97,17 +98,16 @@ class TableStorage:
     def flush(self) -> None:
         """Write the rows kept so far as a shard, if there are any, and the unit in the middle."""
         now = time.monotonic()
-        middle = self._middle and self._middle()
-        self._writer.flush(now - self._last_flush, self._ledger.state, middle and encode(middle))
+        self._writer.flush(now - self._last_flush, self._ledger.state, self._middle and self._middle())
         self._last_flush, self._middle = now, None
 
 
-def _readings(unit: Unit, batch: PlacedBatch, answers: Answers) -> np.ndarray:
-    """The numbers that the table keeps of a unit [r, B]; NaN where there is no usable image."""
-    readings = np.full((len(unit.readings), len(batch.index)), np.nan, np.float32)
-    if answers.numbers:
-        readings[:] = jax.device_get([answers.numbers[call][name] for call, name in unit.readings])
-        readings[:, ~batch.usable] = np.nan
+def _readings(planned: Unit, unit: UnitProgress) -> np.ndarray:
+    """Return the numbers that the table keeps of a unit [r, B]; NaN where there is no usable image."""
+    readings = np.full((len(planned.readings), len(unit.batch.index)), np.nan, np.float32)
+    if unit.numbers:
+        readings[:] = jax.device_get([unit.numbers[call][name] for call, name in planned.readings])
+        readings[:, ~unit.batch.usable] = np.nan
     return readings
 
 

@@ -41,8 +41,8 @@ from dime_jax.training.loop import TrainingOptions, train
 from dime_jax.training.method import Gradient, Method, adam, mean_gradient
 from dime_jax.training.objective import ImageLosses, NoisedExamples
 from dime_jax.training.recipe import TrainingRecipe
+from dime_jax.training.records import PRIVACY_FILE
 
-PRIVACY_FILE = "privacy.json"
 ROWS_MULTIPLE = 16  # batches are padded to a multiple of this, for up to so many devices
 GRADIENT_BYTES = 2**31  # memory for the gradients of single images; see `microbatch_size`
 LEAST_NOISE = 0.5  # no budget gets a smaller noise multiplier: accounting is slow there, and guarantees are empty

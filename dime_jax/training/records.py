@@ -18,6 +18,7 @@ from dime_jax.guards import samples
 from dime_jax.report import figures
 
 METRICS = "metrics.jsonl"
+PRIVACY_FILE = "privacy.json"  # beside a model of DP-SGD: what it spent
 DDIM_STEPS = 20
 SHEET_PIXELS = 512
 MAX_IN_FLIGHT = 2  # updates handed to the devices beyond the one that is done

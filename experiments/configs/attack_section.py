@@ -4,12 +4,12 @@ from ml_collections.config_dict import ConfigDict, placeholder
 
 
 def data_section(source: str) -> ConfigDict:
-    """Images and split; `experiments.study.open_study` opens them for training and attacks alike."""
+    """Images and split; `experiments.study_data.open_study` opens them for training and attacks alike."""
     data = ConfigDict()
     data.source = source  # as `dime_jax.data.open_source` takes it; "cifar10:" wants its folder on the command line
     data.heldout = ""  # a second source that holds the held-out images; "" if `source` holds both
     data.heldout_options = ConfigDict()  # such as {"labels": "as_published"}
-    data.split = "random"  # or one of experiments.study.SPLITS
+    data.split = "random"  # or one of experiments.study_data.SPLITS
     data.split_file = ""  # for "file": SecMI's or dime-mia's .npz
     data.split_size = placeholder(int)  # members, and as many held-out images; images per class for "per_class"
     data.split_seed = 0
@@ -47,7 +47,6 @@ def attack_section() -> ConfigDict:
     # Instead of the profile's values, by attack: {"all": {"t": (30, 70)}, "secmi": {"t": (80,), "k": (15,)}}.
     # An attack's own entry is used instead of the one for "all".
     attack.grids = ConfigDict()
-    attack.thrifty = False  # calibrate with at most half the grid's queries (see `dime_jax.thrift`)
     attack.micro_batch = placeholder(int)
     attack.max_queries = placeholder(int)
     attack.max_queries_per_image = placeholder(int)

@@ -8,7 +8,7 @@ DIR is CelebA as published: img_align_celeba/, identity_CelebA.txt, list_eval_pa
 `--config.data.split=sima_celeba --config.data.split_seed=42`. One person's photos may lie on both sides of either;
 `--config.attack.halves=by_id` at least keeps them in one half. The paper says 60,000 training steps, the default here;
 its authors' README says 320,000 (`--config.train.recipe.steps=320000`).
-Expects an accelerator; queries and time of the attack: `python -m experiments.costs`. `:smoke` makes its own data and
+Expects an accelerator; queries and time of the attack: experiments/README.md. `:smoke` makes its own data and
 checkpoint and takes seconds.
 
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): Loss 67.32 / 73.50 / 5.67, PIA 72.63 / 80.06 / 9.75,

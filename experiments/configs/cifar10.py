@@ -21,7 +21,7 @@ remember more. docs/RESULTS.md has what came out.
 `:overnight` trains another on 500 members, 301 passes over each in 9,400 updates, and tests on 300 + 300 images. Its
 network is narrow where images are large and wide where they are small: it holds more than twice the weights of
 `:laptop`'s and costs a third less, about 55 images a second on one core and 45 minutes. Models of several seeds
-(`--seeds=1,2,3`) share no image with each other or with `:laptop`. `experiments.progress` shows when memorisation
+(`--seeds=1,2,3`) share no image with each other or with `:laptop`. `experiments.memorisation` shows when memorisation
 becomes visible in either.
 
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50.

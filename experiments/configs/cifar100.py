@@ -5,7 +5,7 @@
       --config.attack.checkpoint=CKPT.pt
 
 DIR is CIFAR-100 as published (binary or python version), the split and the checkpoint are SecMI's.
-`:smoke` makes its own and takes seconds. Queries and time of `:paper`: `python -m experiments.costs`.
+`:smoke` makes its own and takes seconds. Queries and time of `:paper`: experiments/README.md.
 
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): Loss 75.31 / 82.51 / 9.44, PIA 79.14 / 86.34 / 15.26,
 SecMI_stat 80.85 / 88.05 / 13.34, SimA 82.40 / 89.40 / 13.64, SimA-MC (10) 83.22 / 90.55 / 19.03, (30) 83.74 / 90.99 /

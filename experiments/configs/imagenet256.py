@@ -12,8 +12,8 @@ names as strings, which labels 12 of 1000 classes right: held-out images met a w
 one. Labels are right here; `:as_published` scrambles them as the published runs did, to reproduce their figures.
 
 Images go through the pipeline of the published attacks (bicubic to 256, centre crop); the model's own training pipeline
-is `--config.attack.transform=imagenet256_guided`. Expects an accelerator; queries and time: `python -m
-experiments.costs`. `:smoke` makes its own data and checkpoint and takes seconds.
+is `--config.attack.transform=imagenet256_guided`. Expects an accelerator; queries and time: experiments/README.md.
+`:smoke` makes its own data and checkpoint and takes seconds.
 
 The paper's Table 2, in per cent (ASR / AUC / TPR@1%FPR), with scrambled labels: Loss 74.62 / 80.64 / 1.60, PIA 67.56 /
 69.88 / 1.07, SecMI_stat 66.67 / 50.59 / 0.93, SimA 83.84 / 86.35 / 7.20, SimA-MC (10) 84.13 / 89.41 / 9.33, (30)

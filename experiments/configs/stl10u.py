@@ -5,7 +5,7 @@
 
 DIR holds unlabeled_X.bin. The split is the authors': 10,000 + 10,000 by a permutation with seed 0. The paper says
 18,000 training steps, the default here; its authors' README says 320,000 (`--config.train.recipe.steps=320000`).
-Expects an accelerator; queries and time of the attack: `python -m experiments.costs`. `:smoke` makes its own data and
+Expects an accelerator; queries and time of the attack: experiments/README.md. `:smoke` makes its own data and
 checkpoint and takes seconds.
 
 The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): Loss 93.85 / 97.95 / 52.14, PIA 95.28 / 98.77 / 70.54,

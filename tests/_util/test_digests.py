@@ -23,9 +23,21 @@ def test_a_sealed_file_is_json_that_ends_with_its_digest(tmp_path, contents):
     assert (found.contents, found.digests) == (contents, FILES)
 
 
-def test_a_file_without_digests_is_read_as_it_is(tmp_path):
-    (tmp_path / "run.json").write_bytes(digests.seal({"seed": 0}, None))
-    assert digests.read(tmp_path / "run.json")[1:] == ({"seed": 0}, None)
+def test_a_file_without_digests_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"seed": 0}, indent=1) + "\n")
+    with pytest.raises(digests.Damaged, match=r"run\.json holds no digests: not written by this version") as error:
+        digests.read(tmp_path / "run.json")
+    assert "\n" not in str(error.value)
+
+
+def test_only_files_that_are_named_are_read(tmp_path):
+    (tmp_path / "halves.npz").write_bytes(b"one")
+    digests.write(tmp_path / "run.json", {}, ["halves.npz"])
+    (tmp_path / "other.npz").write_bytes(b"one")
+    found = digests.read(tmp_path / "run.json")
+    assert found.read("halves.npz") == b"one"
+    with pytest.raises(digests.Damaged, match=r"other\.npz is damaged or of another run"):
+        found.read("other.npz")
 
 
 def test_no_change_of_a_byte_passes(tmp_path):

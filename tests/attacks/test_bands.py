@@ -7,6 +7,7 @@ import scipy.fft
 
 import dime_jax as dj
 from dime_jax import evidence
+from dime_jax._util import records
 from dime_jax.attacks import BUILT_IN, band_energies, bands, dime_bands
 from dime_jax.attacks.base import count_queries
 from dime_jax.attacks.rules import Discriminant, TermPair
@@ -195,7 +196,7 @@ def test_a_calibration_is_frozen_and_read_back(schedule):
     assert frozen.setting == settings[1]
     assert frozen.learned_direction
     assert set(frozen.parameters) == {"ridge"}
-    again = calibration.Calibration.from_json(frozen.to_json())
+    again = calibration.Calibration.from_json(records.plain(frozen), "here")
     fresh = rng.normal(size=(12, 30))
     np.testing.assert_array_equal(again.score(fresh), frozen.score(fresh))
     assert metrics.auc(frozen.score(fresh - np.eye(12)[:, 2:3]), frozen.score(fresh)) > 0.6

@@ -13,7 +13,7 @@ from memoriser import config, images, memoriser, source
 
 import dime_jax as dj
 from dime_jax import auditing, cli, scoring
-from dime_jax._util import records
+from dime_jax._util import digests, records
 from dime_jax.evidence import metrics
 from dime_jax.findings import finding, gate, json_files, wording
 from dime_jax.protocol import pipeline
@@ -71,6 +71,42 @@ def test_it_estimates_which_fraction_of_the_candidates_was_used(result, director
     assert f"About {100 * used.value:.0f} % of them were used in training" in result.findings.headline.candidates
     assert "What fraction of them was used:" in result.report.read_text(encoding="utf-8")
     assert json_files.read_results(directory).fraction_used == used
+
+
+@pytest.mark.usefixtures("result")
+class TestRecordsOfOtherVersions:
+    """They are sealed as ours are; what they hold is another matter."""
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"schema_version": 2}, r"audit\.json: schema_version must be 1, got 2"),
+            ({"images": {"members": "many"}}, r"audit\.json\.images\.members to be a number, got 'many'"),
+            ({"images": {"members": 1, "heldout": 1, "candidates": 1}}, r"audit\.json\.images to have 'unusable'"),
+        ],
+    )
+    def test_facts_are_refused_in_one_line(self, tmp_path, directory, changes, message):
+        sealed = digests.read(directory / "audit.json")
+        digests.write(tmp_path / "audit.json", {**sealed.contents, **changes}, [])
+        with pytest.raises(ValueError, match=message) as error:
+            json_files.read_record(tmp_path)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("name", ["compared", "statistics_calibration", "members_found"])
+    def test_a_missing_array_is_named(self, tmp_path, directory, name):
+        sealed = digests.read(directory / "audit.json")
+        arrays = sealed.read_arrays("audit.npz")
+        del arrays[name]
+        np.savez(tmp_path / "audit.npz", **arrays)
+        digests.write(tmp_path / "audit.json", sealed.contents, ["audit.npz"])
+        with pytest.raises(ValueError, match=rf"audit\.npz: no array '{name}' in it, so it is not of this version"):
+            json_files.read_record(tmp_path)
+
+    def test_a_calibration_of_another_version_is_refused(self, tmp_path, directory):
+        sealed = digests.read(directory / "calibration.json")
+        digests.write(tmp_path / "calibration.json", {**sealed.contents, "schema_version": 2}, [])
+        with pytest.raises(ValueError, match=r"calibration\.json: schema_version must be 1, got 2"):
+            pipeline.read_calibrations(tmp_path)
 
 
 def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, directory):

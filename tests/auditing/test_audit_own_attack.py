@@ -20,15 +20,20 @@ from dime_jax.report import html
 GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "add_attack.md").read_text(encoding="utf-8")
 AS_CALLS, AS_FUNCTION = re.findall(r"```py\n(.*?)```", GUIDE, re.DOTALL)
 COUNTED = """
-TRACES, ask = [], Nudged.ask
+TRACES = []
 
 
-def counted(self, *arguments):
-    TRACES.append(self)
-    return ask(self, *arguments)
+def counted(name):
+    method = getattr(Nudged, name)
+
+    def run(self, *arguments):
+        TRACES.append(name)
+        return method(self, *arguments)
+
+    return run
 
 
-Nudged.ask = counted
+Nudged.query, Nudged.reduce = counted("query"), counted("reduce")
 """
 MEMBERS, HELDOUT = images(60, 0), images(60, 1)
 ROLES = {
@@ -75,7 +80,7 @@ def nudge(tmp_path_factory):
 class Finished(NamedTuple):
     directory: pathlib.Path
     results: dict
-    traces: int
+    traces: list
 
 
 def audited(directory, nudge, model):
@@ -90,11 +95,11 @@ def finished(tmp_path_factory, nudge):
         forget(monkeypatch)
         directory = tmp_path_factory.mktemp("out")
         results = audited(directory, nudge, compiled_memoriser())
-        return Finished(directory, results, len(attacks.get_attack("nudge").recipe.__globals__["TRACES"]))
+        return Finished(directory, results, list(attacks.get_attack("nudge").recipe.__globals__["TRACES"]))
 
 
 def test_it_is_compiled_once(finished):
-    assert finished.traces == 3  # what it draws, what it asks, and what it makes of the answer
+    assert finished.traces == ["query", "reduce"]
 
 
 def test_it_stands_in_results_and_page_under_its_family(finished, nudge):

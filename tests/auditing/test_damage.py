@@ -43,12 +43,13 @@ def test_a_damaged_file_is_named(outcomes, kind, file):
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_undamaged_and_older_directories_open(outcomes, kind):
-    whole, older = outcomes[kind, ""]
+def test_undamaged_directories_open_and_those_without_digests_do_not(outcomes, kind):
+    whole, unsealed = outcomes[kind, ""]
     assert (whole["damage"], whole["code"]) == ("none", 0), whole
-    assert (older["damage"], older["code"]) == ("older", 0), older
-    said = whole["out"] + whole["error"], older["out"] + older["error"]
-    assert ["without digests" in " ".join(text.split()) for text in said] == [False, True], older
+    assert (unsealed["damage"], unsealed["code"], unsealed["out"]) == ("no digests", 2, ""), unsealed
+    assert unsealed["error"].startswith("dime-jax: ")
+    assert ".json holds no digests" in unsealed["error"]
+    assert unsealed["error"].count("\n") == 1
 
 
 class Killed(BaseException):

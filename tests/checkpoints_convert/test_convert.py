@@ -15,8 +15,8 @@ import safetensors.numpy
 from checkpoints_convert import guided, torch_file, weights_file
 from checkpoints_convert.convert import CONVERTER_VERSION, convert, describe, open_checkpoint
 from checkpoints_convert.options import ConversionOptions as Options
-from checkpoints_convert.torch_writer import write_zip
 from dime_jax.loading import checkpoints
+from experiments.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 2e-5  # of the output's standard deviation

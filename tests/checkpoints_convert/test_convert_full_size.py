@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from checkpoints_convert import guided, mapping, secmi
-from checkpoints_convert.torch_writer import Streamed, write_zip
 from dime_jax.loading import checkpoints
 from dime_jax.models import DdpmUnetSpec
+from experiments.torch_writer import Streamed, write_zip
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from checkpoints_convert.torch_writer import (
+from experiments.torch_writer import (
     UNTYPED,
     Global,
     Streamed,
@@ -31,8 +31,8 @@ from checkpoints_convert.torch_writer import (
     write_records,
     write_zip,
 )
-from checkpoints_convert.torch_writer import PickledCall as Call
-from checkpoints_convert.torch_writer import PickledStorage as Storage
+from experiments.torch_writer import PickledCall as Call
+from experiments.torch_writer import PickledStorage as Storage
 from tests.checkpoints_convert.test_torch_file import assert_same
 
 FLOAT = Global("torch", "FloatStorage")

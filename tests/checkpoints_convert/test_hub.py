@@ -49,28 +49,21 @@ WANTED = {
 # --- which files ---
 
 
-def chosen(names, *rest):
-    return set(hub.needed_files(names, *rest))
+def chosen(names):
+    return set(hub.needed_files(names))
 
 
 def test_a_pipeline_gets_one_set_of_weights_for_each_part():
     assert chosen(PIPELINE) == WANTED
 
 
-def test_configs_alone():
-    assert chosen(PIPELINE, None, False) == {file for file in WANTED if file.endswith((".json", ".txt"))}
-
-
 def test_variants():
-    half = (WANTED - {"unet/diffusion_pytorch_model.safetensors"}) | {"unet/diffusion_pytorch_model.fp16.safetensors"}
-    assert chosen(PIPELINE, "fp16") == half  # parts without the variant are taken as they are
     only_half = ["config.json", "diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.fp16.bin"]
     assert chosen(only_half) == set(only_half[:2])
     two = ["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]
-    with pytest.raises(CheckpointError, match="has the weights of the network as bf16, fp16: expected a variant"):
+    message = "has the weights of the network as bf16, fp16: expected full precision or one variant"
+    with pytest.raises(CheckpointError, match=message):
         hub.needed_files(two)
-    with pytest.raises(CheckpointError, match="has no variant fp8 of the network, only bf16, fp16"):
-        hub.needed_files(two, "fp8")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +88,8 @@ def test_weights_in_several_files_come_with_their_index():
     pickle = ["diffusion_pytorch_model-00001-of-00001.bin", "diffusion_pytorch_model.bin.index.json"]
     names = [f"unet/{name}" for name in (*shards, index, *half, half_index, *pickle)]
     assert chosen(names) == {f"unet/{name}" for name in (*shards, index)}
-    assert chosen(names, "fp16") == {f"unet/{name}" for name in (*half, half_index)}
+    only_half = {f"unet/{name}" for name in (*half, half_index)}
+    assert chosen(only_half) == only_half
 
 
 def test_repositories_without_weights():
@@ -185,8 +179,15 @@ def server():
         yield server
 
 
-def fetch(server, cache, name="hf:me/sd", **options):
-    return hub.fetch(name, cache_dir=cache, endpoint=server.endpoint, **options)
+def fetch(server, cache, name="hf:me/sd"):
+    return hub.fetch(name, cache_dir=cache, endpoint=server.endpoint)
+
+
+def fetch_configs(server, cache):
+    def configs(names):
+        return [name for name in hub.needed_files(names) if name.endswith((".json", ".txt"))]
+
+    return hub.fetch_files("hf:me/sd", configs, cache_dir=cache, endpoint=server.endpoint)
 
 
 def test_fetches_what_is_needed_and_records_the_commit(server, tmp_path):
@@ -209,7 +210,7 @@ def test_revisions_are_branches_tags_or_commits(server, tmp_path):
 
 
 def test_configs_come_first_and_weights_later(server, tmp_path):
-    small = fetch(server, tmp_path, weights=False)
+    small = fetch_configs(server, tmp_path)
     assert not any(path.endswith(".safetensors") for _, path in server.log)
     assert set(small.files) < WANTED
     assert set(fetch(server, tmp_path).files) == WANTED
@@ -223,12 +224,10 @@ def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
     server.server_close()
     assert fetch(server, tmp_path) == before
     assert fetch(server, tmp_path, f"hf:me/sd@{COMMIT}") == before
-    with pytest.raises(CheckpointError, match="is not complete in the cache"):
-        fetch(server, tmp_path, variant="fp16")
 
 
 def test_a_half_finished_download_is_not_taken_for_a_model(server, tmp_path):
-    fetch(server, tmp_path, weights=False)
+    fetch_configs(server, tmp_path)
     server.broken = True
     with pytest.raises(CheckpointError, match="cannot be reached, and the model is not complete in the cache"):
         fetch(server, tmp_path)

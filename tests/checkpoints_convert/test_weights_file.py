@@ -9,8 +9,8 @@ import safetensors.numpy
 from checkpoints_convert import torch_file, weights_file
 from checkpoints_convert.convert import convert, open_checkpoint
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.torch_writer import Global, PickledCall, write_zip
 from dime_jax.loading import checkpoints
+from experiments.torch_writer import Global, PickledCall, write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZE = ConversionOptions(image_size=16)

@@ -6,17 +6,17 @@ from tiny_model import TWO, network, quiet, source
 
 from dime_jax import scoring
 from dime_jax.core import xla_options
-from dime_jax.scoring import programs
+from dime_jax.scoring import call_runner
 
 UNKNOWN = {"xla_cpu_no_such_option": ""}
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew():
-    for cached in (xla_options.network_options, programs.network):
+    for cached in (xla_options.network_options, call_runner.network_program):
         cached.cache_clear()
     yield
-    for cached in (xla_options.network_options, programs.network):
+    for cached in (xla_options.network_options, call_runner.network_program):
         cached.cache_clear()
 
 
@@ -32,6 +32,6 @@ def test_there_are_none_for_other_devices(monkeypatch):
 
 
 def test_queries_are_compiled_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(programs, "network_options", lambda: UNKNOWN)
+    monkeypatch.setattr(call_runner, "network_options", lambda: UNKNOWN)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such_option"):
         scoring.score(network(), source(3), TWO, tmp_path, options=quiet())

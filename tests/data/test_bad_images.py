@@ -19,6 +19,7 @@ from PIL import Image
 
 from dime_jax import data
 from dime_jax.data import decoding
+from dime_jax.data.batches import Unusable, try_items
 
 
 def noise(height=20, width=30, channels=3):
@@ -113,22 +114,27 @@ def hostile_folder(tmp_path_factory):
 
 def test_a_hostile_folder_gives_one_line_for_each_bad_file_and_all_good_images(hostile_folder):
     source = data.open_source(f"folder:{hostile_folder}")
-    report = data.ImageReport()
     transform = data.get_transform("fit", (8, 8, 3))
-    good = sum(int(batch.mask.sum()) for batch in data.batches(source, 64, transform, report=report))
-    assert good == 2001
-    assert len(report.bad) == len(BAD) + 8
-    for line in report.lines():
+    found = list(data.batches(source, 64, transform))
+    assert sum(int(batch.mask.sum()) for batch in found) == 2001
+    tried = zip(source.ids, try_items(source, lambda item: transform(item.image)))
+    bad = {id: one.reason for id, one in tried if isinstance(one, Unusable)}
+    assert bad.keys() == {id for batch in found for id, good in zip(batch.ids, batch.mask) if id and not good}
+    assert len(bad) == len(BAD) + 8
+    for id, reason in bad.items():
+        with pytest.raises(data.TooManyBadImages) as error:
+            list(data.batches(source, 1, transform, indices=[source.ids.index(id)]))
+        _, line = str(error.value).split("\n")
         assert line.isprintable()
-    assert report.bad["link.png"] == "is a link that leaves the folder"
-    assert report.bad["link_to_folder"] == "is a link that leaves the folder"
-    assert report.bad["dangling.png"] == "cannot be opened: No such file or directory"
-    assert report.bad["loop.png"] == "cannot be opened: Too many levels of symbolic links"
-    assert report.bad["folder.png"] == "is a folder, not an image file"
-    assert report.bad["pipe.png"] == "is a named pipe, not an image file"
-    assert report.bad["socket.png"].startswith("cannot be opened: ")
-    assert "not-utf8-\\xff.png" in report.bad
-    assert next(line for line in report.lines() if "newline" in line).startswith(r"'name\nwith newline.png'")
+        assert line == f"{id!r} {' '.join(reason.split())}"
+    assert bad["link.png"] == "is a link that leaves the folder"
+    assert bad["link_to_folder"] == "is a link that leaves the folder"
+    assert bad["dangling.png"] == "cannot be opened: No such file or directory"
+    assert bad["loop.png"] == "cannot be opened: Too many levels of symbolic links"
+    assert bad["folder.png"] == "is a folder, not an image file"
+    assert bad["pipe.png"] == "is a named pipe, not an image file"
+    assert bad["socket.png"].startswith("cannot be opened: ")
+    assert "not-utf8-\\xff.png" in bad
     assert data.fingerprint(source) == data.fingerprint(source)
 
 

@@ -17,8 +17,9 @@ from dime_jax.core import draws
 from dime_jax.evidence import dp_tpr_bound, metrics
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.scoring import score_table
-from experiments import dp_defense, dp_table, runs, tables
+from experiments import dp_defense, dp_table, results_page, runs
 from experiments.configs import dp_celeba, dp_digits
+from experiments.rendering import render
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
@@ -137,13 +138,13 @@ class TestRecipes:
         assert [arm.title for arm in table.arms] == ["ε = 1", "Vanilla"]
         assert table.private[0].privacy["images"] == 30
         assert table.private[0].privacy["epsilon"] <= 1
-        assert "People, not photos, were assigned to sides" in dp_table.verdict(table)
+        assert "People, not photos, were assigned to sides" in dp_table.to_section([table])
 
 
 @pytest.mark.slow
 class TestTable:
     def test_cells_are_the_runs_numbers(self, table):
-        lines = dp_table.to_markdown(table).splitlines()
+        lines = render("dp_seed.md", report=dp_table.report(table), page=None).splitlines()
         baselines, variants = lines[0], lines[6]
         assert baselines == "|  | Loss | PIA (l2) |"
         assert variants == "|  | DIME 1+1 |"
@@ -152,7 +153,7 @@ class TestTable:
         asr, auc, tpr = row.estimate("asr"), row.estimate("auc"), row.estimate("tpr_at_1pct_fpr")
         expected = f"ASR {_show(asr)}<br>AUC {_show(auc)}<br>TPR@1%FPR {_show(tpr)}"
         assert lines[3].split(" | ")[1] == expected
-        assert "*paper" not in dp_table.to_markdown(table)
+        assert "*paper" not in "\n".join(lines)
 
     def test_papers_values_stand_beside_the_authors_recipes_only(self, table):
         for variant, shown in (("as_published", True), ("paper", False)):
@@ -181,7 +182,8 @@ class TestTable:
             f"{100 * dp_table.detectable_auc(len(test.member), len(test.heldout)):.1f} %",
         ):
             assert fact in text, fact
-        assert tables.dp_sections([workdir], workdir / "RESULTS.md") == [text]
+        (found,) = results_page.read_folder(workdir, workdir / "RESULTS.md").dp_studies
+        assert dp_table.to_section(found, workdir / "RESULTS.md") == text
 
     def test_seeds_of_a_study_are_summed_up_over_models(self, table):
         def shifted(arm, seed):

@@ -9,7 +9,7 @@ import pytest
 from checkpoints_convert.pipeline_folder import open_pipeline
 from dime_jax import data
 from dime_jax._util.records import plain
-from experiments import latent_study, runs, tables
+from experiments import latent_study, questions, results_page, run_table, runs
 from experiments.configs.latent_digits import get_config
 
 
@@ -46,8 +46,10 @@ def test_what_is_there_is_kept(study, monkeypatch):
 @pytest.mark.slow
 def test_the_table_says_how_to_make_it_again(study, tmp_path):
     _, workdir, _ = study
-    table = tables.make_table(runs.read_run(workdir / "attack"))
-    page = tables.results_page([table], tmp_path / "RESULTS.md")
+    table = run_table.make_table(runs.read_run(workdir / "attack"))
+    (models,) = runs.group_runs([table.run])
+    found = results_page.StudyResults(models, [table], questions.answers(models))
+    page = results_page.study_section(found, tmp_path / "RESULTS.md")
     assert "## A latent model of digits with captions (latent_digits:smoke)" in page
     assert "python -m experiments.latent_study --config=experiments/configs/latent_digits.py:smoke --workdir=W" in page
     assert "A small-scale study of models that we trained ourselves, not of a published one." in page

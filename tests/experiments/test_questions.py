@@ -1,7 +1,6 @@
 """The paper's questions over the models of a study: against placements counted one by one, and Student's t."""
 
 import itertools
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ from small_runs import make_run, pretend
 
 from dime_jax.evidence import metrics
 from dime_jax.scoring import planning, score_table
-from experiments import cross_fit, headings, kept, questions, runs
+from experiments import cross_fit, questions, runs
 from experiments.questions import Difference
+from experiments.rendering import difference_cells, render
 
 SEEDS = (0, 1, 2)
 
@@ -49,6 +49,10 @@ def naive(first, second):
     return np.mean(differences[0]), margin
 
 
+def to_markdown(study):
+    return render("questions.md", study=study, answers=questions.answers(study))
+
+
 def sides(run, scores):
     return scores[run.member], scores[~run.member]
 
@@ -81,10 +85,10 @@ class TestStudy:
 def test_rows_at_an_end_of_their_grid_are_named(study):
     run = study.first
     chosen = {row.title: row.calibration.setting["t"] for row in run.rows}
-    assert set(headings.at_edge(run)) == {title for title, t in chosen.items() if t in (90, 120)}
+    assert set(run.at_edge()) == {title for title, t in chosen.items() if t in (90, 120)}
     alone = run._replace(rows=tuple(row for row in run.rows if row.attack == "loss"))
     moved = alone.rows[0]._replace(calibration=alone.rows[0].calibration._replace(setting={"t": 100}))
-    assert headings.at_edge(alone._replace(rows=(moved,))) == []
+    assert alone._replace(rows=(moved,)).at_edge() == []
 
 
 class TestCrowding:
@@ -173,7 +177,8 @@ class TestLeads:
 
     def test_the_table_has_means_of_models(self, study):
         found = questions.leads(study)
-        lines = questions._leads_table(found, study.labels).splitlines()[2:]
+        text = to_markdown(study)
+        lines = text[text.index("#### Is the same answer read better in bands?") :].splitlines()[7:]
         assert len(lines) == len(found) * (len(SEEDS) + 1)
         cells = [cell.strip() for cell in lines[len(SEEDS)].strip("|").split("|")]
         assert cells[:2] == ["1 query", "mean of 3"]
@@ -203,12 +208,10 @@ class TestOverModels:
     @pytest.mark.parametrize(("models", "marked"), [(4, False), (5, True)])
     def test_nothing_is_claimed_below_five_models(self, models, marked):
         estimates = tuple(metrics.Estimate(0.1 + 0.001 * i, 0.0, 0.2) for i in range(models))
-        (cell,) = questions.mean_cell(Difference("a", "b", estimates))
+        *_, cell = difference_cells(Difference("a", "b", estimates))
         assert cell.endswith("*") == marked
-        assert ("no significance is claimed" in questions.claim(models)) != marked
-        (unsure,) = questions.mean_cell(
-            Difference("a", "b", tuple(metrics.Estimate(x / 9, x, x) for x in range(-3, 4)))
-        )
+        assert ("no significance is claimed" in render("claim.md", models=models)) != marked
+        *_, unsure = difference_cells(Difference("a", "b", tuple(metrics.Estimate(x / 9, x, x) for x in range(-3, 4))))
         assert not unsure.endswith("*")
 
     def test_it_covers_the_mean_of_the_models(self):
@@ -221,7 +224,7 @@ class TestOverModels:
 
 
 def test_the_tables_hold_every_models_difference_and_their_mean(study):
-    text = questions.to_markdown(study)
+    text = to_markdown(study)
     (line,) = [line for line in text.splitlines() if line.startswith("| DIME 10+1 | Loss |")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert len(cells) == 2 + len(SEEDS) + 1
@@ -236,11 +239,3 @@ def test_the_tables_hold_every_models_difference_and_their_mean(study):
     assert [float(cell.split()[0]) for cell in line.split("|")[3:-1]] == [
         round(100 * value, 1) for value in [*aucs, np.mean(aucs)]
     ]
-
-
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-
-
-def test_the_results_page_is_what_the_kept_files_give():
-    pytest.importorskip("dp_accounting")
-    assert kept.to_page(DOCS / "results", DOCS / "RESULTS.md") == (DOCS / "RESULTS.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dime_jax import data
-from experiments import launch, seeds, study
+from experiments import launch, seeds, study_data
 from experiments.configs import cifar10, digits, dp_digits, imagenet256, synthetic
 
 
@@ -71,7 +71,7 @@ def test_models_of_several_seeds_share_no_image_with_each_other_or_the_pilot(tmp
         config.data.max_members = config.data.max_heldout = 100
         if variant == "overnight":
             config.data.reserved = 100
-        return study.open_study(config if seed is None else seeds.with_seed(config, seed), tmp_path).split
+        return study_data.open_study(config if seed is None else seeds.with_seed(config, seed), tmp_path).split
 
     splits = [split_of("laptop"), *(split_of("overnight", seed) for seed in range(3))]
     for side in ("member", "heldout"):

@@ -6,18 +6,17 @@ import json
 import pathlib
 import re
 
-import jax
 import numpy as np
 import pytest
 from scipy import stats
 from small_runs import make_run, pretend
 
 import dime_jax as dj
-from dime_jax import models
 from dime_jax.attacks import registry
 from dime_jax.protocol import pipeline
 from dime_jax.scoring import planning
-from experiments import costs, headings, paper_values, runs, tables
+from experiments import paper_values, questions, results_page, run_table, runs, tables
+from experiments.rendering import render
 
 BASELINES = ("loss", "loss_mc", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector")
 
@@ -109,14 +108,6 @@ class TestRun:
         assert train.startswith("python -m experiments.train --config=experiments/configs/cifar10.py:laptop")
         assert attack.endswith("--workdir=W --config.data.source=cifar10:DIR --config.attack.budgets='(2, 11)'")
 
-    def test_tiers_of_earlier_runs_are_budgets_now(self, directory):
-        pretend(directory, "digits", "laptop")
-        contents = json.loads((directory / "config.json").read_text())
-        del contents["config"]["attack"]["budgets"]
-        contents["config"]["attack"]["tiers"] = [1, 10]
-        (directory / "config.json").write_text(json.dumps(contents))
-        assert runs.read_run(directory).is_unchanged
-
     def test_a_variant_without_name_is_the_default(self, directory):
         pretend(directory, "cifar10", "paper")
         contents = json.loads((directory / "config.json").read_text())
@@ -131,8 +122,9 @@ class TestRun:
 
 class TestPapersValues:
     def test_they_stand_beside_the_same_statistic(self, run):
-        paper = {(line.row.attack, line.row.q): line.paper for line in tables.make_table(run).lines if line.paper}
-        assert set(paper) == set(paper_values.ROWS)
+        paper = {(line.row.attack, line.row.q): line.paper for line in run_table.make_table(run).lines if line.paper}
+        once = {(name, None) for name in ("loss", "pia_l2", "secmi", "sima_l4")}
+        assert set(paper) == once | {(name, q) for name in ("sima_mc_vector", "dime") for q in (10, 30)} | {("dime", 1)}
         assert paper["pia_l2", None].auc == 88.58
         assert paper["sima_mc_vector", 30] == (85.15, 92.00, 16.14)
         assert paper["dime", 10].tpr_at_1pct_fpr == 47.23
@@ -150,21 +142,21 @@ class TestPapersValues:
     )
     def test_only_where_the_setting_is_the_same(self, directory, study, variant, changes, shown):
         pretend(directory, study, variant, **changes)
-        lines = tables.make_table(runs.read_run(directory)).lines
+        lines = run_table.make_table(runs.read_run(directory)).lines
         assert any(line.paper for line in lines) == shown
 
     def test_a_table_of_the_paper_is_named_over_its_own_setting_only(self, directory, monkeypatch):
         pretend(directory, "cifar10", "paper")
         run = runs.read_run(directory)
-        assert tables.make_table(run).title == "Table 1, CIFAR-10 (cifar10:paper)"
+        assert run_table.make_table(run).title == "Table 1, CIFAR-10 (cifar10:paper)"
         monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": run.results.fingerprints["model"]})
-        assert tables.make_table(run).title.startswith("Table 1")
+        assert run_table.make_table(run).title.startswith("Table 1")
         monkeypatch.setattr(paper_values, "FINGERPRINTS", {"cifar10": "another checkpoint's"})
-        another = tables.make_table(run)
+        another = run_table.make_table(run)
         assert another.title == "CIFAR-10 (cifar10:paper)"
         assert not any(line.paper for line in another.lines)
         pretend(directory, "cifar10", "laptop")
-        assert tables.make_table(runs.read_run(directory)).title == "CIFAR-10 (cifar10:laptop)"
+        assert run_table.make_table(runs.read_run(directory)).title == "CIFAR-10 (cifar10:laptop)"
 
     def test_dp_table_by_epsilon(self):
         assert paper_values.published("dp_celeba", 4)["pia_l2", None].auc == 48.1
@@ -180,16 +172,16 @@ def test_a_users_attack_is_a_baseline_whether_known_or_not(tmp_path, monkeypatch
     jobs = planning.grid_jobs(["dime", "nudge"], "quick", [11], settings=[{"t": 120, "gamma": 0.4}])
     make_run(tmp_path / "attack", jobs, size=40, member_scale=0.5, heldout_scale=0.6, seed=3)
     pretend(tmp_path / "attack", "digits", "laptop")
-    known = tables.make_table(runs.read_run(tmp_path / "attack"))
+    known = run_table.make_table(runs.read_run(tmp_path / "attack"))
     assert [(line.row.title, line.row.is_baseline) for line in known.lines] == [("DIME 10+1", False), ("Nudge", True)]
     assert known.lines[0].lead.baseline.attack == "nudge"
-    assert tables.to_latex(known).count(r"\midrule") == 2
+    assert render("run_table.tex", table=known).count(r"\midrule") == 2
 
 
 class TestLead:
     def test_against_the_best_calibrated_baseline_at_no_more_queries(self, run):
         for row in run.rows:
-            lead = tables.lead(run, row)
+            lead = run_table.lead(run, row)
             if row.attack in BASELINES:
                 assert lead is None
                 continue
@@ -210,13 +202,21 @@ class TestLead:
         np.testing.assert_array_equal(second[0], other.scores[run.member][7:])
 
 
+def study_section(directory, page):
+    table = run_table.make_table(runs.read_run(directory))
+    (study,) = runs.group_runs([table.run])
+    return results_page.study_section(results_page.StudyResults(study, [table], questions.answers(study)), page)
+
+
 class TestRendering:
     def test_the_formats_hold_the_same_numbers(self, run):
-        table = tables.make_table(run)
+        table = run_table.make_table(run)
         dime = row_of(run, "dime", 10)
-        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in headings.METRICS]
-        (markdown,) = [line for line in tables.to_markdown(table).splitlines() if line.startswith("| DIME 10+1 ")]
-        (latex,) = [line for line in tables.to_latex(table).splitlines() if line.startswith("DIME 10+1 ")]
+        values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in runs.METRICS]
+        (markdown,) = [
+            line for line in render("run_table.md", table=table).splitlines() if line.startswith("| DIME 10+1 ")
+        ]
+        (latex,) = [line for line in render("run_table.tex", table=table).splitlines() if line.startswith("DIME 10+1 ")]
         assert re.findall(r"([\d.]+) \[[\d., ]+\]<br>\*paper ([\d.]+)\*", markdown) == list(
             zip(values, ["86.43", "93.35", "47.23"])
         )
@@ -229,7 +229,7 @@ class TestRendering:
         assert int(record["queries_per_image"]) == 11
 
     def test_latex_has_no_bare_specials(self, run):
-        for line in tables.to_latex(tables.make_table(run)).splitlines():
+        for line in render("run_table.tex", table=run_table.make_table(run)).splitlines():
             assert not re.search(r"(?<!\\)[_#]", line), line
             assert line.startswith("%") or not re.search(r"(?<!\\)%", line), line
             assert line.isascii() or line.startswith("%")
@@ -237,7 +237,7 @@ class TestRendering:
     def test_results_page_leads_from_numbers_to_tables(self, directory, tmp_path):
         pretend(directory, "cifar10", "laptop")
         page = directory.parent / "RESULTS.md"
-        text = tables.results_page([tables.make_table(runs.read_run(directory))], page)
+        text = study_section(directory, page)
         results = pipeline.evaluation(directory)
         for fact in (
             "`experiments/configs/cifar10.py`, variant `laptop`",
@@ -252,47 +252,12 @@ class TestRendering:
             "#### Does crowding help?",
         ):
             assert fact in text, fact
-        elsewhere = tables.results_page([tables.make_table(runs.read_run(directory))], tmp_path / "RESULTS.md")
+        elsewhere = study_section(directory, tmp_path / "RESULTS.md")
         assert "`W/attack/test`" in elsewhere
 
     def test_no_runs(self, tmp_path):
         with pytest.raises(ValueError, match="expected at least one run directory"):
             tables.write_tables([], pathlib.Path(tmp_path))
-
-
-class TestCosts:
-    def test_queries_of_the_papers_cifar_run(self):
-        one = costs.cost("cifar10")
-        assert one.images == (1000, 25_000)
-        # DIME: 10 timesteps x (1 base + 5 gammas x (30 probes and 15 mirrored)); SimA-MC: 16 x 30, of which the first
-        # noise is Loss's and all are its mean's; the response at t = 0 serves PIA, PIAN and SecMI; PIA, PIAN and SimA:
-        # 16 each. SecMI walks once from 0 to 300 in steps of 10, and each answer on the way serves the hop back too.
-        assert one.calibration_per_image == 10 * (1 + 5 * 45) + 16 * 30 + 1 + 3 * 16 + 30
-        # At most: 1 + 2 + 2 + 2 + 1; SecMI 31; SimA-MC twice 40 and Loss's mean 40; DIME, theory, crowding and the
-        # bands of all answers 44; central 42; level 41; bands, level l4 and low frequencies 1.
-        assert one.test_per_image == 8 + 31 + 120 + 4 * 44 + 42 + 41 + 3
-        assert one.queries == 1000 * one.calibration_per_image + 25_000 * one.test_per_image
-
-    def test_hours_are_queries_times_seconds(self):
-        one = costs.StudyCost("cifar10", (100, 200), 7, 5)
-        assert one.queries == 1700
-        assert costs.to_markdown([one], {"ddpm": 3600.0}).splitlines()[-1].endswith("| 1,700 | 1,700.0 | 0 |")
-        assert costs.to_markdown([one], {}).splitlines()[-1].endswith("| 1,700 |  | 0 |")
-
-    def test_the_third_table_has_four_models_and_their_training(self):
-        one = costs.cost("dp_celeba")
-        assert (one.models, one.images) == (4, (1000, 1000))
-        assert one.queries == 4 * 1000 * (one.calibration_per_image + one.test_per_image)
-        assert one.trained == 4 * 7812 * 64
-        assert costs.cost("stl10u").trained == 18_000 * 128
-        assert costs.cost("cifar10").trained == 0  # a published checkpoint
-
-    def test_networks_are_the_papers(self):
-        networks = costs.networks()
-        shapes = models.param_shapes(networks["ddpm"].architecture)
-        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 35_746_307
-        assert networks["guided"].architecture.level_channels == (256, 256, 512, 512, 1024, 1024)
-        assert networks["guided"].architecture.num_classes == 1000
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

@@ -19,9 +19,10 @@ from dime_jax import data, models, training
 from dime_jax._util import records as _records
 from dime_jax.evidence import metrics
 from dime_jax.training.records import read_records
-from experiments import attack, launch, progress, questions, runs, train
+from experiments import attack, launch, memorisation, questions, runs, train
 from experiments.configs import cifar10, digits
-from experiments.study import open_study
+from experiments.rendering import render
+from experiments.study_data import open_study
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +85,10 @@ class TestProgress:
         assert dj.load_denoiser(workdir / "snapshots" / "2").fingerprint != model.fingerprint
 
     def test_loss_and_auc_over_updates(self, workdir):
-        progress.main(digits.get_config("smoke"), str(workdir), "experiments/configs/digits.py:smoke")
+        memorisation.main(digits.get_config("smoke"), str(workdir), "experiments/configs/digits.py:smoke")
         assert (workdir / "progress.png").read_bytes().startswith(b"\x89PNG")
         numbers = _records.parse(
-            progress.TrainingProgress, json.loads((workdir / "progress.json").read_text()), "progress"
+            memorisation.TrainingProgress, json.loads((workdir / "progress.json").read_text()), "progress"
         )
         assert numbers.study == "digits:smoke, seed 0"
         assert (numbers.updates, numbers.logged, numbers.images) == ([2, 4], [2, 4], (30, 30))
@@ -100,7 +101,7 @@ class TestProgress:
             for side in (half.member, half.heldout)
         ]
         assert numbers.auc["70"][1].value == pytest.approx(metrics.auc(*scores), abs=1e-6)
-        text = progress.to_section(numbers, "progress.png")
+        text = render("progress.md", numbers=numbers, picture="progress.png")
         assert f"`{model.fingerprint[:16]}`" in text
         assert f"| 4 | {numbers.loss[1]:.4f} |" in text
 
@@ -110,17 +111,17 @@ class TestProgress:
         assert results.blind_baseline.images == (40, 40)
         (study,) = runs.group_runs([runs.read_run(workdir / "attack")])
         assert study.labels == ["seed 0"]
-        assert "Does crowding help?" in questions.to_markdown(study)
+        assert "Does crowding help?" in render("questions.md", study=study, answers=questions.answers(study))
 
     def test_visible_means_from_there_on(self):
         aucs = [metrics.Estimate(0.6, low, 0.7) for low in (0.55, 0.45, 0.51, 0.6)]
-        assert progress.first_visible([1, 2, 3, 4], aucs) == 3
-        assert progress.first_visible([1, 2], aucs[:2]) is None
-        assert progress.first_visible([3, 4], aucs[2:]) == 3
+        assert memorisation.first_visible([1, 2, 3, 4], aucs) == 3
+        assert memorisation.first_visible([1, 2], aucs[:2]) is None
+        assert memorisation.first_visible([3, 4], aucs[2:]) == 3
 
     def test_without_snapshots_it_says_how_to_get_them(self, tmp_path):
         with pytest.raises(ValueError, match=r"train with --config\.train\.snapshot_every=N"):
-            progress.run(digits.get_config("smoke"), tmp_path, "digits")
+            memorisation.run(digits.get_config("smoke"), tmp_path, "digits")
 
 
 def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(workdir, tmp_path):

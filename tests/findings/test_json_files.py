@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 
 import pytest
 
@@ -20,7 +19,7 @@ def test_finished_runs_are_read_whole(directory):
     contents = json.loads((directory / "results.json").read_text())
     read = json_files.read_results(directory)
     assert type(read) is (StudyFindings if "duplicates" in contents else Evaluation)
-    assert plain_object(read).items() >= contents.items()  # what an older version did not look at is "not checked"
+    assert plain_object(read) == contents
     row = contents["results"][0]
     assert read.row(f"{row['attack']}@{row['queries_per_image']}").auc.value == row["auc"]["value"]
 
@@ -30,8 +29,8 @@ def test_finished_runs_are_read_whole(directory):
     [
         ("{", "is damaged: not JSON"),
         ("[]", "is damaged: expected a JSON object, got list"),
-        ("{}", "expected schema_version 1, got None"),
-        ('{"schema_version": 2}', "expected schema_version 1, got 2"),
+        ("{}", "schema_version must be 1, got None"),
+        ('{"schema_version": 2}', "schema_version must be 1, got 2"),
         ('{"schema_version": 1}', "to have 'results', it has schema_version"),
         ('{"schema_version": 1, "results": [1]}', r"results.json.results\[0\] to be an object, got '1'"),
     ],
@@ -41,17 +40,6 @@ def test_other_results_are_refused_in_one_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as error:
         json_files.read_results(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_an_audit_of_an_older_version_lacks_what_came_later(tmp_path):
-    directory = shutil.copytree(ROOT / "tests" / "golden" / "audit_schema_1", tmp_path / "audit")
-    facts = json_files.read_record(directory).facts
-    assert (facts.images.unusable, facts.duplicates.candidates, facts.model.facts) == (None, None, None)
-    assert plain_object(facts).items() >= json.loads((directory / "audit.json").read_text()).items()
-    written = json.loads((directory / "audit.json").read_text())
-    (directory / "audit.json").write_text(json.dumps({**written, "images": {"members": "many"}}))
-    with pytest.raises(ValueError, match=r"audit.json.images.members to be a number, got 'many'"):
-        json_files.read_record(directory)
 
 
 def test_nothing_there_is_said(tmp_path):

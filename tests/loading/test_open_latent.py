@@ -123,12 +123,12 @@ def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
     moves = step * np.eye(x[0].size, dtype=np.float32).reshape(-1, *model.shape)
     moved = model.decode(jnp.concatenate([x[:1] + moves, x[:1] - moves])).reshape(2, x[0].size, -1)
     expected = ((signs @ np.asarray(moved[0] - moved[1]).T) ** 2).mean(axis=0).reshape(model.shape)
-    kept = model.kept(x, ids=["a", "b"], seed=3)
-    assert kept.shape == x.shape
-    assert kept.sum(axis=(1, 2, 3)).tolist() == [x[0].size - int(0.4 * x[0].size)] * 2
-    assert (kept[0] == (expected >= np.quantile(expected, 0.4))).mean() > 0.98  # some may be nearly equal
-    np.testing.assert_array_equal(model.kept(x[::-1], ids=["b", "a"], seed=3)[::-1], kept)
-    assert opened.denoiser.kept(x) is None
+    mask = model.mask(x, ids=["a", "b"], seed=3)
+    assert mask.shape == x.shape
+    assert mask.sum(axis=(1, 2, 3)).tolist() == [x[0].size - int(0.4 * x[0].size)] * 2
+    assert (mask[0] == (expected >= np.quantile(expected, 0.4))).mean() > 0.98  # some may be nearly equal
+    np.testing.assert_array_equal(model.mask(x[::-1], ids=["b", "a"], seed=3)[::-1], mask)
+    assert opened.denoiser.mask(x) is None
     assert model.fingerprint != opened.denoiser.fingerprint
 
 

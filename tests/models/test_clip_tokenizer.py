@@ -112,18 +112,7 @@ def test_tokenizer_json_and_older_files_are_the_same_tokeniser(folder):
     new = open_tokenizer(folder, SIZE)
     captions = ["The red cat!", "", "猫 é 12", "sat " * 100]
     np.testing.assert_array_equal(new.encode(captions), old.encode(captions))
-    assert new.digest == old.digest
-
-
-def test_the_digest_changes_with_what_changes_numbers(folder):
-    digests = [open_tokenizer(folder, SIZE).digest, open_tokenizer(folder, SIZE, length=9).digest]
-    assert open_tokenizer(folder, SIZE + 5).digest == digests[0]
-    write_json(folder, special_tokens_map={"pad_token": "!"})
-    digests.append(open_tokenizer(folder, SIZE).digest)
-    merges = (folder / "merges.txt").read_text(encoding="utf-8")
-    (folder / "merges.txt").write_text(merges.replace("th e</w>\n", ""), encoding="utf-8")
-    digests.append(open_tokenizer(folder, SIZE).digest)
-    assert len(set(digests)) == 4
+    assert json.loads(new.backend.to_str()) == json.loads(old.backend.to_str())
 
 
 # --- bad input ---

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
+from dime_jax.models.schedule_spec import parse_schedule
 
 SPECS = [
     ModelSpec(architecture=DdpmUnetSpec(time_table_steps=1000, norm_eps=1e-5), image_shape=(32, 32, 3)),
@@ -110,3 +111,16 @@ def test_zero_terminal_snr_keeps_the_start_and_ends_in_noise(kind):
 def test_bad_schedules_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         ScheduleSpec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("linear:10", "--schedule must be linear or linear:STEPS:BETA_START:BETA_END, got linear:10"),
+        ("cosine:10:0.1:0.2", "--schedule must be cosine or cosine:STEPS, got cosine:10:0.1:0.2"),
+        ("none.json", "there is no file none.json, which --schedule names"),
+    ],
+)
+def test_a_schedule_that_cannot_be_parsed_is_explained(text, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        parse_schedule(text)

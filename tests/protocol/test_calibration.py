@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from dime_jax import attacks
+from dime_jax._util.records import plain
 from dime_jax.attacks import registry
-from dime_jax.attacks.rules import TermStats, Weights
+from dime_jax.attacks.rules import Weights
 from dime_jax.evidence import metrics
 from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
 
@@ -138,21 +139,14 @@ class TestJson:
         dime = calibrate(DIME, schedule, [{"t": 50, "gamma": 0.1, "q": 1}], [dime_terms(rng, 50, (1, 0))])
         loss = Calibration("loss", {"t": 30}, (1.0,), {}, None, -np.inf, 0.5, 1)
         for frozen in (dime, loss):
-            assert Calibration.from_json(json.loads(json.dumps(frozen.to_json()))) == frozen
+            assert Calibration.from_json(json.loads(json.dumps(plain(frozen))), "here") == frozen
+        assert plain(loss)["tau"] is None
 
-    def test_entries_of_before_there_were_weights(self):
-        stats = {"mean_sq": 1.0, "std_sq": 2.0, "mean_trace": 3.0, "std_trace": 4.0}
-        entry = {"attack": "dime", "setting": {"t": 70, "gamma": 0.1, "q": 10}, "tau": None, "auc": 0.7}
-        frozen = Calibration.from_json({**entry, "phi": 0.3, "stats": stats})
-        assert frozen.stats == TermStats((1.0, 3.0), (2.0, 4.0))
-        assert (frozen.parameters, frozen.tau, frozen.queries) == ({"phi": 0.3}, -np.inf, 11)
-        terms = np.array([[5.0, 6.0], [7.0, 9.0]])
-        expected = np.cos(0.3) * (terms[0] - 1) / 2 + np.sin(0.3) * (terms[1] - 3) / 4
-        np.testing.assert_array_equal(frozen.score(terms), expected)
-        alone = Calibration.from_json(
-            {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
-        )
-        assert (alone.weights, alone.parameters, alone.queries) == ((1.0,), {}, 1)
+    def test_entries_without_weights_are_refused_in_one_line(self):
+        entry = {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
+        with pytest.raises(ValueError, match="expected here to have 'weights', it has attack, setting, phi") as error:
+            Calibration.from_json(entry, "here")
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_test_labels_choose_nothing(source, halves, tmp_path, jobs):
 
 def test_a_frozen_threshold_survives_json(directory, results, tmp_path):
     frozen = [one._replace(tau=-np.inf) for one in pipeline.read_calibrations(directory)]
-    digests.write(tmp_path / "calibration.json", {"calibrations": [one.to_json() for one in frozen]}, [])
+    digests.write(tmp_path / "calibration.json", {"schema_version": 1, "calibrations": records.plain(frozen)}, [])
     assert pipeline.read_calibrations(tmp_path) == frozen
 
 

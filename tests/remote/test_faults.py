@@ -14,6 +14,7 @@ from faulty_server import SHAPE, FaultyServer, tanh_model
 
 import dime_jax as dj
 from dime_jax import scoring
+from dime_jax.remote.transport import Transport, parse_url
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, queries_made
 
 X = np.random.default_rng(0).normal(size=(12, *SHAPE)).astype(np.float32)
@@ -86,7 +87,7 @@ def test_an_outage_is_waited_for(tmp_path):
         assert queries_made(tmp_path) == sum(server.received) > len(X)
 
 
-def test_default_patience_outlasts_ten_seconds():
+def test_default_retries_outlast_ten_seconds():
     waits = [min(scoring.Retry().longest_wait, scoring.Retry().first_wait * 2**n) / 2 for n in range(5)]
     assert sum(waits) > 10
 
@@ -133,17 +134,23 @@ def test_a_day_is_not_waited_for(tmp_path, after):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (stub.short_tensor, "eps is cut short: 252 bytes are left, it says 256"),
-        (stub.oversized, "sends 1,099,511,627,776 bytes: expected at most"),
+        (stub.short_tensor, "eps is truncated: it declares 256 bytes, 252 are left"),
+        (stub.oversized, "sends 1,099,511,627,776 bytes, at most"),
         (stub.endless, "sends more than"),
-        (stub.instead(lambda eps: eps.astype(np.int32), datatype="INT32"), r"to be float32 \[4, 4, 4, 1\], got int32"),
-        (stub.instead(lambda eps: eps, datatype="FP64"), "expected eps to be one of FP32, INT32, INT64, got FP64"),
+        (
+            stub.instead(lambda eps: eps.astype(np.int32), datatype="INT32"),
+            r"must be eps of float32 \[4, 4, 4, 1\], got int32",
+        ),
+        (stub.instead(lambda eps: eps, datatype="FP64"), "eps must be one of FP32, INT32, INT64, got FP64"),
         (stub.instead(lambda eps: eps[:2]), r"float32 \[4, 4, 4, 1\], got float32 \[2, 4, 4, 1\]"),
-        (stub.instead(lambda eps: eps[:2], shape=[4, 4, 4, 1]), "expected 64 numbers in eps of shape"),
-        (stub.busy(200, text=b"hello"), "gave no answer that can be read: not JSON"),
-        (stub.busy(200, text=b'{"outputs": []}'), "to hold eps, got nothing"),
+        (
+            stub.instead(lambda eps: eps[:2], shape=[4, 4, 4, 1]),
+            r"eps of shape \[4, 4, 4, 1\] must have 64 numbers, got 32",
+        ),
+        (stub.busy(200, text=b"hello"), "the answer of m is invalid: not JSON"),
+        (stub.busy(200, text=b'{"outputs": []}'), r"must be eps of float32 \[4, 4, 4, 1\], got nothing"),
         (stub.busy(200, text=b"[" * 100_000), "not JSON|sends 100,000 bytes"),
-        (stub.busy(401), "asks for a token: name it by --token-env or --token-file"),
+        (stub.busy(401), "requires a token: give it by --token_env or --token_file"),
         (stub.busy(413, text=b'{"error": "too\\nlarge \\u001b[31m"}'), r"HTTP 413: too large \?\[31m"),
         (stub.busy(302, {"Location": "http://127.0.0.1:1/"}), "redirects in a way that queries cannot follow"),
     ],
@@ -201,6 +208,17 @@ def test_the_metadata_may_be_redirected_and_a_circle_is_left(tmp_path):
     circle = FaultyServer(gets={"/v2/models/m": stub.redirect("")})
     with circle, pytest.raises(ValueError, match="redirects more than 3 times"):
         dj.RemoteDenoiser(circle.url, **QUIET)
+
+
+def test_an_idle_connection_serves_its_own_server_only():
+    """A request with the token, prepared before a redirect, must not be sent over a connection to the new place."""
+    with FaultyServer() as server:
+        place, path = parse_url(server.url)
+        transport = Transport(place, OPTIONS)
+        for _ in range(2):
+            assert transport.get(path, 1 << 20).status == 200
+        assert server.connections == 1
+        assert transport._connect(place._replace(port=1)).port == 1
 
 
 def certificate(directory, days):

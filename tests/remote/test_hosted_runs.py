@@ -9,9 +9,9 @@ from PIL import Image
 
 import dime_jax as dj
 from dime_jax import auditing, cli, scoring
+from dime_jax.remote.serve import ServeOptions, Server
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, queries_made
-from dime_jax.serve import ServeOptions, Server
 
 SHAPE = (8, 8, 1)
 TOKEN = "secret-4711-token"

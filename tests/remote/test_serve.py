@@ -16,8 +16,8 @@ import pytest
 from faulty_server import SHAPE, tanh_model
 
 import dime_jax as dj
-from dime_jax import serve
-from dime_jax.serve import ServeOptions, Server
+from dime_jax.remote import serve
+from dime_jax.remote.serve import ServeOptions, Server
 
 X = np.random.default_rng(0).normal(size=(10, *SHAPE)).astype(np.float32)
 MODEL = dj.Denoiser.from_function(tanh_model, dj.linear_schedule(), SHAPE, name="a model/1")
@@ -62,14 +62,22 @@ def test_anyone_can_ask_it_in_json(server):
     ("body", "status", "message"),
     [
         (asked(x={"shape": [1, 2, *SHAPE]}), 400, "expected x of shape"),
-        (asked(x={"shape": [0, *SHAPE], "data": []}, t={"shape": [0], "data": []}), 400, "expected 1 to 4 images"),
-        (asked(x={"shape": [5, *SHAPE], "data": X[:5].ravel().tolist()}), 400, "expected 1 to 4 images in a request"),
+        (
+            asked(x={"shape": [0, *SHAPE], "data": []}, t={"shape": [0], "data": []}),
+            400,
+            "a request must have 1 to 4 images, got 0",
+        ),
+        (
+            asked(x={"shape": [5, *SHAPE], "data": X[:5].ravel().tolist()}),
+            400,
+            "a request must have 1 to 4 images, got 5",
+        ),
         (asked(t={"data": [7, 1000]}), 400, "expected 0 <= t < 1000, got t=1000"),
         (asked(t={"data": [7, -1]}), 400, "expected 0 <= t < 1000, got t=-1"),
-        (asked(t={"name": "time"}), 400, "expected the inputs t, x"),
+        (asked(t={"name": "time"}), 400, "inputs must be t, x, got time, x"),
         (b"{", 400, "not JSON"),
-        (b"{}", 400, "expected a list of inputs"),
-        (b"0" * 100_000, 413, "expected at most"),
+        (b"{}", 400, "inputs"),
+        (b"0" * 100_000, 413, "a request must have at most"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(server, body, status, message):
@@ -158,10 +166,10 @@ def test_the_token_is_asked_for_and_the_log_counts_without_images(monkeypatch):
         for wrong in ({}, {"Authorization": "Bearer secret-4712"}, {"Authorization": "secret-4711"}):
             assert request(running, body=asked(), **wrong)[0] == 401
             assert request(running, "GET", "/v2/models/a-model-1", **wrong)[0] == 401
-        with pytest.raises(ValueError, match="asks for a token"):
+        with pytest.raises(ValueError, match="requires a token"):
             dj.RemoteDenoiser(running.url)
         monkeypatch.setenv("ANOTHER", "secret-4712")
-        with pytest.raises(ValueError, match="refuses the token") as caught:
+        with pytest.raises(ValueError, match="rejects the token") as caught:
             dj.RemoteDenoiser(running.url, options=dj.RemoteOptions(token_env="ANOTHER"))
         assert "secret" not in str(caught.value)
         denoiser = dj.RemoteDenoiser(running.url, options=dj.RemoteOptions(token_env="A_TOKEN"))
@@ -192,7 +200,7 @@ def test_a_failing_model_says_nothing_of_itself():
 
 
 def test_it_is_not_opened_to_others_without_a_token():
-    with pytest.raises(ValueError, match=r"expected --token-env with --host 0.0.0.0"):
+    with pytest.raises(ValueError, match=r"--host 0.0.0.0 requires --token_env"):
         ServeOptions(host="0.0.0.0")
     with Server(MODEL) as running:
         port = int(running.url.split(":")[2].split("/")[0])
@@ -219,10 +227,22 @@ def test_stopping_answers_what_is_under_way():
     np.testing.assert_array_equal(answers[0], X[:2])
 
 
+def test_a_stopped_server_answers_no_idle_connection():
+    running = Server(MODEL).start()
+    connection = http.client.HTTPConnection(running.url.split("/")[2], timeout=10)
+    connection.request("GET", "/v2")
+    assert connection.getresponse().read()
+    running.stop()
+    connection.request("GET", "/v2")
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    connection.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_ends_cleanly(number):
-    root = str(pathlib.Path(serve.__file__).parents[1])
+    root = str(pathlib.Path(serve.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "A_TOKEN": "secret-4711"}
     command = [sys.executable, "-m", "dime_jax.cli", "serve", "digits", "--port", "0", "--token-env", "A_TOKEN"]
     with subprocess.Popen(

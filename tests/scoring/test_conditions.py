@@ -82,32 +82,32 @@ def test_the_samples_of_an_encoder_depend_on_seed_and_id_alone(tmp_path):
     np.testing.assert_allclose(first, dj.sima(model.eps_fn(), SCHEDULE, x, 70), rtol=1e-5)
 
 
-def keep_some(params, x, draws):
+def some(params, x, draws):
     """About half of the coordinates of each image, by its signs of the first probe."""
     del params
     return draws.pullback(0, x.shape[1:]) > 0
 
 
 @pytest.mark.parametrize(("traceable", "devices"), [(True, 4), (False, 1)])
-def test_norms_run_over_the_coordinates_that_are_kept(tmp_path, traceable, devices):
-    """The same attacks on a model of the same answers, with norms and sums that see the kept coordinates alone."""
+def test_norms_run_over_the_coordinates_inside_the_mask(tmp_path, traceable, devices):
+    """The same attacks on a model of the same answers, with norms and sums that see the masked coordinates alone."""
     images, plain = source(), network()
-    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, keep=keep_some, traceable=traceable)
+    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, mask=some, traceable=traceable)
     options = quiet(micro_batch=2, devices=jax.local_devices()[:devices])
     table = scoring.score(model, images, FEW[:4], tmp_path, seed=3, options=options)
     assert table.queries_made == planning.make_plan(FEW[:4], SCHEDULE).queries_per_image * len(images)
     x = floats(images)
-    kept = np.asarray(model.kept(x, ids=images.ids, seed=3))
-    assert 0.3 < kept.mean() < 0.7
+    mask = np.asarray(model.mask(x, ids=images.ids, seed=3))
+    assert 0.3 < mask.mean() < 0.7
 
     own = draws.Draws(jax.random.key(3), draws.id_numbers(images.ids))
     eps = lambda x, t: np.asarray(plain.eps(np.asarray(x), t))  # noqa: E731
-    norm = lambda v, p=2: (np.abs(np.where(kept, v, 0)) ** p).sum(axis=(1, 2, 3)) ** (1 / p)  # noqa: E731
+    norm = lambda v, p=2: (np.abs(np.where(mask, v, 0)) ** p).sum(axis=(1, 2, 3)) ** (1 / p)  # noqa: E731
     abar = float(SCHEDULE.abar(70))
     scaled, sigma = np.float32(np.sqrt(abar)) * x, np.float32(np.sqrt(1 - abar))
     noise, z, gamma = np.asarray(own.gaussian(0, x)), np.asarray(own.rademacher(0, x)), np.float32(0.1)
     eps0, probe, base_ = eps(x, 0), eps(scaled + gamma * sigma * z, 70), eps(scaled, 70)
-    trace = np.where(kept, z * (probe - base_), 0).sum(axis=(1, 2, 3)) / (gamma * sigma)
+    trace = np.where(mask, z * (probe - base_), 0).sum(axis=(1, 2, 3)) / (gamma * sigma)
     want = {
         "loss": [norm(noise - eps(scaled + sigma * noise, 70))],
         "pia_l4": [norm(eps0 - eps(scaled + sigma * eps0, 70), 4)],
@@ -120,7 +120,7 @@ def test_norms_run_over_the_coordinates_that_are_kept(tmp_path, traceable, devic
 
 def test_an_attack_with_norms_of_its_own_is_refused_where_coordinates_are_left_out(tmp_path):
     plain = network()
-    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, keep=keep_some)
+    model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, mask=some)
     mine = attacks.Attack("mine", "", "", lambda *_: None, lambda setting: 1, {"quick": [{"t": 70}]})
     with pytest.raises(ValueError, match=r"attack mine computes its own norms.*or no --latent_weighting"):
         scoring.score(model, source(), [planning.Job(mine, {"t": 70})], tmp_path / "table", options=quiet())
@@ -193,18 +193,18 @@ def worded(traceable=True):
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Unprompted(base.Call):
+class Unprompted(calls.Call):
     """ε(x, t) without the caption."""
 
     t: int
 
     condition: ClassVar[str] = "empty"
 
-    def check(self, schedule):
-        pass
+    def query(self, schedule, x, drawn, given):
+        return calls.Query(x, self.t)
 
-    def ask(self, eps_fn, schedule, x, draws, given):
-        return base.Answer(None, {"l4": base.norm(base.query(eps_fn, x, self.t), 4)})
+    def reduce(self, schedule, x, drawn, given, asked, eps, mask):
+        return calls.Answer(None, {"l4": calls.norm(eps, 4, mask)})
 
 
 def guided_job():

@@ -10,7 +10,7 @@ import dime_jax as dj
 from dime_jax import attacks, scoring
 from dime_jax.attacks import dime, registry
 from dime_jax.core import draws
-from dime_jax.scoring import placement, planning, programs, score_table
+from dime_jax.scoring import call_runner, placement, planning, score_table
 
 
 def direct(job, model, x, ids):
@@ -58,7 +58,7 @@ def traced(params, x, t, label):
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     model = network(apply=traced)
-    for part in (programs.query, programs.answer):
+    for part in (call_runner.query_program, call_runner.reduce_program):
         part.cache_clear()
     return scoring.score(model, source(), GRID, tmp_path_factory.mktemp("reference"), options=quiet(micro_batch=2))
 
@@ -69,7 +69,8 @@ def test_one_program_per_kind_of_call_for_the_whole_grid(reference):
     assert [(8, *SHAPE)] == TRACES, "the network is one program for all kinds"
     sharding = placement.choose_placement(network(), None).sharding
     for kind in {*kinds, dime.Scaled}:  # Scaled is read by nobody, but asked
-        assert programs.query(kind, sharding)._cache_size() == programs.answer(kind, sharding)._cache_size() == 1
+        for part in (call_runner.query_program, call_runner.reduce_program):
+            assert part(kind, sharding)._cache_size() == 1
 
 
 @pytest.mark.parametrize("name", sorted({job.attack.name for job in GRID}))
@@ -112,7 +113,7 @@ def test_draws_are_bitwise_the_same_on_any_devices(tmp_path):
 
 def test_kinds_of_call_with_equal_parameters_do_not_share_a_program():
     """A probe and its mirror differ by their class alone."""
-    for part in (programs.query, programs.answer):
+    for part in (call_runner.query_program, call_runner.reduce_program):
         assert len({part(kind, None) for kind in (dime.Probe, dime.Mirror)}) == 2
 
 
@@ -150,7 +151,7 @@ def test_an_attack_without_recipe_runs_whole(tmp_path, monkeypatch):
 
     def run(eps_fn, schedule, x, z, setting):
         noise = z.gaussian(1, x)
-        return attacks.base.norm(eps_fn(x + noise, int(setting["t"])))[None]
+        return attacks.norm(eps_fn(x + noise, int(setting["t"])))[None]
 
     mine = attacks.register_attack(attacks.Attack("mine", "Mine", "me", run, lambda c: 1, {"quick": [{"t": 9}]}))
     model, images = network(), source()
@@ -216,7 +217,7 @@ def test_terms_of_foreign_attacks_are_kept(tmp_path, monkeypatch):
     known = planning.Job(attacks.get_attack("dime"), job.setting)
     del registry._REGISTRY["two"]
     stranger = planning.Job(attacks.describe_attack("two"), job.setting)
-    assert list(table.kept) == ['["two", [["gamma", 0.1], ["q", 2], ["t", 70]]]']
+    assert list(table.own_terms) == ['["two", [["gamma", 0.1], ["q", 2], ["t", 70]]]']
     np.testing.assert_array_equal(table.terms(stranger), table.terms(known))
     with pytest.raises(ValueError, match="attack 'two' is not known here"):
         table.terms(stranger._replace(setting={"t": 9}))

@@ -20,7 +20,7 @@ from tiny_model import FEW, SCHEDULE, TWO, function, network, quiet, source
 
 import dime_jax as dj
 from dime_jax import attacks, scoring
-from dime_jax._util import files
+from dime_jax._util import digests, files
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import queries_made
 
@@ -226,7 +226,11 @@ class TestOtherCircumstances:
 
     def test_a_foreign_manifest_is_refused(self, half_done):
         (half_done / "manifest.json").write_text(json.dumps({"format": "other"}))
-        with pytest.raises(ValueError, match="expected format 'dime_jax score table', version 1"):
+        with pytest.raises(ValueError, match=r"manifest\.json holds no digests"):
+            self.score(half_done)
+        digests.write(half_done / "manifest.json", {"format": "dime_jax score table", "version": 2}, [])
+        expected = "must be a dime_jax score table of version 1, got dime_jax score table of version 2"
+        with pytest.raises(ValueError, match=rf"manifest\.json: {expected}"):
             self.score(half_done)
 
 

@@ -136,7 +136,7 @@ def test_two_processes_give_the_table_of_one(tmp_path, whole):
 
 def test_a_killed_run_ends_in_the_same_table(tmp_path, model, whole, monkeypatch):
     stop = {"left": 7}
-    asked = scoring.asking.Asker._ask
+    asked = scoring.call_runner.CallRunner._ask
 
     def dying(self, *arguments):
         stop["left"] -= 1
@@ -144,7 +144,7 @@ def test_a_killed_run_ends_in_the_same_table(tmp_path, model, whole, monkeypatch
             raise KeyboardInterrupt
         return asked(self, *arguments)
 
-    monkeypatch.setattr(scoring.asking.Asker, "_ask", dying)
+    monkeypatch.setattr(scoring.call_runner.CallRunner, "_ask", dying)
     with pytest.raises(KeyboardInterrupt):
         score(model, tmp_path / "killed", shard_seconds=0.0)
     monkeypatch.undo()

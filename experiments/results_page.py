@@ -1,0 +1,274 @@
+"""The results page, and a page of full tables for each folder of finished work: `experiments.tables --kept`.
+
+    FOLDER/seed_N/...                 W/seed_N/attack of `experiments.attack`, a model each
+    FOLDER/seed_N/ARM/attack/...      W/seed_N of `experiments.dp_defense`, without weights and states
+    FOLDER/.../progress.json          of `experiments.memorisation`
+    FOLDER/dataset_size.json, query_budget.json         of `experiments.synthetic`
+    FOLDER/ideal_gap.json             of `experiments.figures --model`
+
+What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md. Nothing on
+these pages comes from anywhere else. `experiments/templates` has their words.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dime_jax._util import files, records
+from dime_jax.evidence.metrics import Estimate
+from dime_jax.findings.results import BlindFinding
+from dime_jax.report import figures
+from experiments import dp_table, memorisation, model_figures, questions, synthetic
+from experiments.attack import CONFIG_FILE
+from experiments.rendering import render
+from experiments.run_table import Table, is_papers_setting, make_table
+from experiments.runs import Row, RunSet, group_runs, read_run
+
+_DPI = 130
+
+
+class NoiseLead(NamedTuple):
+    """DIME's lead over a rival in one panel of the closed form.
+
+    Attributes:
+      name: of the panel, "n = 10".
+      t: noise levels, and their ᾱ.
+      abar: the same.
+      leads: differences of AUC.
+      correlation: Spearman's, with the noise; None if the lead does not vary.
+      asr_behind: the noise levels at which DIME's ASR is below the rival's.
+    """
+
+    name: str
+    t: list[int]
+    abar: list[float]
+    leads: list[Estimate]
+    correlation: float | None
+    asr_behind: list[int]
+
+    @property
+    def mean(self) -> float:
+        """Over the noise levels."""
+        return float(np.mean([lead.value for lead in self.leads]))
+
+    @property
+    def peak(self) -> int:
+        """Where the lead is largest."""
+        return int(np.argmax([lead.value for lead in self.leads]))
+
+    @property
+    def peaks_at_most_noise(self) -> bool:
+        """Whether that is at the last of the noise levels."""
+        return self.peak == len(self.t) - 1
+
+
+class Drawing(NamedTuple):
+    """A kind of JSON file below the folder.
+
+    Attributes:
+      kind: its type; None for what is shown as it is.
+      draw: its figure; None where the one beside the file is no longer drawn.
+      template: of its section.
+      values: what the template uses besides `numbers` and `picture`.
+    """
+
+    kind: object
+    draw: Callable[..., Figure] | None
+    template: str
+    values: Callable[..., dict[str, object]] = lambda numbers: {}
+
+
+class DrawnFile(NamedTuple):
+    """A JSON file of some kind: its name without ".json", where it is, and what it holds."""
+
+    name: str
+    file: pathlib.Path
+    numbers: object
+
+    def values(self, page: pathlib.Path) -> dict[str, object]:
+        """What the templates of a page use of it."""
+        picture = self.file.with_suffix(".png").resolve().relative_to(page.resolve().parent).as_posix()
+        return {"numbers": self.numbers, "picture": picture, **DRAWINGS[self.name].values(self.numbers)}
+
+
+class AucRange(NamedTuple):
+    """The least and the largest AUC, means over models, and how far they are apart."""
+
+    low: float
+    high: float
+    width: float
+
+
+class StudyResults(NamedTuple):
+    """A study of `experiments.attack`: its models, their tables, and its answers to the questions."""
+
+    runs: RunSet
+    tables: list[Table]
+    answers: questions.StudyAnswers
+
+    @property
+    def title(self) -> str:
+        """The data, with config and variant."""
+        return self.tables[0].title
+
+    @property
+    def dime(self) -> list[Row]:
+        """DIME with the most probes, for each model; none where it is not run."""
+        tiers = [rows for rows in self.answers.rows if rows[0].attack == "dime"]
+        return max(tiers, key=lambda rows: rows[0].queries, default=[])
+
+    @property
+    def crowding(self) -> questions.Crowding | None:
+        """What crowding adds to that."""
+        titles = [row.title for row in self.dime]
+        return next((one for one in self.answers.crowding if one.same.first in titles), None)
+
+    @property
+    def strongest_baseline(self) -> questions.Difference:
+        """The same against the baseline over which its lead is smallest, at no more queries."""
+        differences = [one for one in self.answers.baselines if one.first == self.dime[0].title]
+        return min(differences, key=lambda one: one.overall.value)
+
+    @property
+    def over_t(self) -> AucRange:
+        """DIME's AUC over timesteps."""
+        return self._range("t")
+
+    @property
+    def over_gamma(self) -> AucRange:
+        """DIME's AUC over step sizes."""
+        return self._range("γ")
+
+    def _range(self, axis: str) -> AucRange:
+        aucs = [float(np.mean(one.auc)) for one in self.answers.settings if one.setting.startswith(axis)]
+        return AucRange(min(aucs), max(aucs), max(aucs) - min(aucs))
+
+    @property
+    def blind(self) -> list[BlindFinding]:
+        """What a classifier that never saw the model finds, for each model where one could be fitted."""
+        found = (run.results.blind_baseline for run in self.runs.runs)
+        return [one for one in found if one is not None]
+
+
+class Folder(NamedTuple):
+    """What one folder of finished work holds.
+
+    Attributes:
+      name: of the folder.
+      page: where its full tables are written.
+      studies: of `experiments.attack`.
+      dp_studies: of `experiments.dp_defense`, the table of each seed.
+      drawn: other files, in the order of `DRAWINGS`.
+    """
+
+    name: str
+    page: pathlib.Path
+    studies: list[StudyResults]
+    dp_studies: list[list[dp_table.DpTable]]
+    drawn: list[DrawnFile]
+
+
+def noise_leads(panels: Sequence[synthetic.Panel], by: str, rival: str) -> list[NoiseLead]:
+    """Return DIME's lead in each panel.
+
+    Args:
+      panels: over n or q.
+      by: which of the two.
+      rival: "sima_mc_shared", DIME's own level, or "sima_mc_gaussian", the baseline.
+    """
+    found = []
+    for panel in panels:
+        leads = panel.auc_lead if rival == "sima_mc_shared" else panel.gaussian_lead
+        asr = zip(panel.t, panel.curves["dime"].asr, panel.curves[rival].asr)
+        behind = [t for t, ours, theirs in asr if ours.value < theirs.value]
+        correlation = synthetic.noise_correlation([lead.value for lead in leads], panel.sigma)
+        found.append(NoiseLead(f"{by} = {getattr(panel, by)}", panel.t, panel.abar, leads, correlation, behind))
+    return found
+
+
+def _closed_form(by: str) -> Drawing:
+    def values(panels: Sequence[synthetic.Panel]) -> dict[str, object]:
+        over = {"over_level": "sima_mc_shared", "over_baseline": "sima_mc_gaussian"}
+        return {"by": by, **{name: noise_leads(panels, by, rival) for name, rival in over.items()}}
+
+    return Drawing(list[synthetic.Panel], synthetic.draw_attack_panels, "synthetic.md", values)
+
+
+DRAWINGS = {
+    "progress": Drawing(memorisation.TrainingProgress, memorisation.draw, "progress.md"),
+    "dataset_size": _closed_form("n"),
+    "query_budget": _closed_form("q"),
+    "ideal_gap": Drawing(model_figures.IdealGap, model_figures.draw_ideal_gap, "ideal_gap.md"),
+}
+
+
+def read_folder(folder: pathlib.Path, page: pathlib.Path) -> Folder:
+    """Read everything below a folder, by name."""
+    runs, dp_workdirs = [], dict[pathlib.Path, None]()
+    for file in sorted(folder.rglob(CONFIG_FILE)):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if "dp" in record.get("config", {}):
+            dp_workdirs[file.parents[2]] = None  # FOLDER/seed_N/ARM/attack/config.json
+        elif "file" in record:
+            runs.append(make_table(read_run(file.parent)))
+    of_run = {table.run.directory: table for table in runs}
+    studies = [
+        StudyResults(study, [of_run[run.directory] for run in study.runs], questions.answers(study))
+        for study in group_runs([table.run for table in runs])
+    ]
+    dp_studies = dp_table.group_tables([dp_table.read_table(workdir) for workdir in dp_workdirs])
+    return Folder(folder.name, page.with_name(f"results_{folder.name}.md"), studies, dp_studies, find_drawn(folder))
+
+
+def find_drawn(folder: pathlib.Path) -> list[DrawnFile]:
+    """Read the JSON files below a folder that `DRAWINGS` names."""
+    found = []
+    for name, drawing in DRAWINGS.items():
+        for file in sorted(folder.rglob(f"{name}.json")):
+            numbers = json.loads(file.read_bytes())
+            kind: type = drawing.kind  # type: ignore[assignment]
+            found.append(DrawnFile(name, file, records.parse(kind, numbers, str(file)) if kind else numbers))
+    return found
+
+
+def study_section(study: StudyResults, page: pathlib.Path) -> str:
+    """Return the section of one study, with the tables of all its models and what it takes to make them again."""
+    run = study.runs.first
+    is_ours = run.config["attack"]["model"] in ("trained", "pipeline") and not is_papers_setting(run)
+    return render("study.md", study=study.runs, tables=study.tables, answers=study.answers, is_ours=is_ours, page=page)
+
+
+def folder_page(folder: Folder) -> str:
+    """Return the page of full tables of one folder."""
+    sections = [study_section(study, folder.page) for study in folder.studies]
+    sections += [dp_table.to_section(tables, folder.page) for tables in folder.dp_studies]
+    sections += [render(DRAWINGS[one.name].template, **one.values(folder.page)) for one in folder.drawn]
+    return render("folder.md", folder=folder, sections=sections)
+
+
+def to_pages(kept: pathlib.Path, page: pathlib.Path) -> dict[pathlib.Path, str]:
+    """Return the results page and the pages that it links to, by where they are written.
+
+    Args:
+      kept: the folder of folders, see the module.
+      page: of the short answers; the others lie beside it.
+    """
+    folders = [read_folder(folder, page) for folder in sorted(kept.iterdir()) if folder.is_dir()]
+    drawn = [one for folder in folders for one in folder.drawn]
+    short = render("results.md", page=page, folders=folders, drawn=drawn, over_seeds=dp_table.over_seeds)
+    return {page: short, **{folder.page: folder_page(folder) for folder in folders}}
+
+
+def write_pages(kept: pathlib.Path, page: pathlib.Path) -> None:
+    """Write all pages, and draw the figures that they show beside their numbers."""
+    with figures.style(**{"savefig.dpi": _DPI}):
+        for one in find_drawn(kept):
+            draw = DRAWINGS[one.name].draw
+            if draw:
+                draw(one.numbers).savefig(one.file.with_suffix(".png"))
+    for path, text in to_pages(kept, page).items():
+        files.write_atomically(path, text.encode())
