@@ -41,8 +41,8 @@ class Result(NamedTuple):
 
 def unet() -> Denoiser:
     """The network with fresh weights: its speed does not depend on them."""
-    spec = models.ModelSpec(architecture=models.DdpmUnetSpec(), image_shape=IMAGE)
-    variables = models.init(spec.architecture, jax.random.key(0))
+    spec = models.ModelSpec(denoiser=models.DdpmUnetSpec(), image_shape=IMAGE)
+    variables = models.init(spec.denoiser, jax.random.key(0))
     return Denoiser(models.denoise(spec), variables, linear_schedule(), IMAGE, fingerprint="benchmark", name="U-Net")
 
 

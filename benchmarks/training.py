@@ -30,7 +30,7 @@ RECIPE = training.TrainingRecipe(steps=1, batch_size=BATCH, warmup_steps=0, flip
 
 def our_step() -> Callable[[], Any]:
     """Our step, from images in host memory."""
-    spec = models.ModelSpec(architecture=models.DdpmUnetSpec(), image_shape=IMAGE)
+    spec = models.ModelSpec(denoiser=models.DdpmUnetSpec(), image_shape=IMAGE)
     method, mesh = training.shuffled_method(RECIPE, BATCH), data_mesh()
     state = training.initial_state(spec, RECIPE, method.optimizer)
     state = jax.device_put(state, replicated(mesh))

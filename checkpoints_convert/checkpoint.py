@@ -1,22 +1,31 @@
-"""An opened checkpoint, and what has to be known about it besides its weights: image size, schedule and prediction.
+"""An opened checkpoint: its networks, and what has to be known besides their weights.
 
-Each of the three is given by the user, held by the file, or inferred from the code base that the file comes from. A
-line about each says which, for people and for the model directory. What nobody knows is asked for.
+Image size, schedule and prediction are each given by the user, held by the file, or inferred from the code base that
+the file comes from. A line about each says which, for people and for the model directory. What nobody knows is asked
+for.
 """
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
-from checkpoints_convert.mapping import Dialect, StateDict
+from checkpoints_convert import lora, mapping
+from checkpoints_convert.lora import Lora
+from checkpoints_convert.mapping import Entry, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.weights_file import ChosenWeights
+from checkpoints_convert.weights_file import ChosenWeights, about
+from dime_jax import models
 from dime_jax._util import validate
-from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpec
+from dime_jax._util.typing import JsonObject, PyTree
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, DenoiserSpec, ModelSpec, NetworkSpec, ScheduleSpec
+from dime_jax.models.checks import MAX_IMAGE_SIZE, check_integer
 from dime_jax.models.schedule_spec import describe_schedule, parse_schedule
-from dime_jax.models.spec import MAX_IMAGE_SIZE, PREDICTIONS, check_integer
+from dime_jax.models.spec import PREDICTIONS
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -29,28 +38,128 @@ _EXAMPLES = {
     "schedule": "such as linear:1000:0.0001:0.02",
     "prediction": " or ".join(PREDICTIONS),
 }
+_PROGRESS_BYTES = 2**28
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint, opened: tensors by name, how they are called, and the model they make.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One network of a checkpoint. Its tensors are read when they are asked for.
 
     Attributes:
-      file: the weights file.
-      state: its tensors by name.
-      dialect: whose names these are.
-      weights: "ema", "raw" or "only" (the only ones there are).
-      spec: the model.
-      facts: one line on each fact that is not in every file, with how it is known.
-      setting: the name of a published network, where it is one.
+      name: in LoRA files and for people: "unet", "transformer", "vae" or "text_encoder".
+      spec: the network.
+      file: its weights file, or the index of its shards.
+      read: returns its tensors by name, as views on the file.
+      naming: what tensors of these names call its modules.
+      loras: to merge.
     """
 
+    name: str
+    spec: NetworkSpec
     file: Path
-    state: StateDict
-    dialect: Dialect
-    weights: str
+    read: Callable[[], StateDict]
+    naming: Callable[[StateDict], Naming]
+    loras: tuple[Lora, ...] = ()
+
+    def state(self) -> StateDict:
+        """Return the tensors by the file's names, with LoRAs merged; views on the file where nothing is."""
+        state = self.read()
+        for one in self.loras:
+            with about(one.path):
+                state = lora.merge(state, one.updates, self.name)
+        return state
+
+    def name_table(self, state: StateDict) -> list[Entry]:
+        """Return the variable that each tensor of the state becomes."""
+        return mapping.name_table(self.spec, self.naming(state))
+
+    def variables(self) -> PyTree:
+        """Return the network's variables in float32, as a nested dict of NumPy arrays.
+
+        A network far larger than what the file holds is refused before it is made.
+        """
+        state = self.state()
+        with about(self.file):
+            needed = models.count_values(models.param_shapes(self.spec))
+            held = sum(tensor.size for tensor in state.values())
+            if needed > 2 * held:
+                raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
+            return mapping.to_variables(state, self.name_table(state), _progress(self.file.stat().st_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, opened: a model but for how it is kept.
+
+    Attributes:
+      source: the file or folder.
+      spec: everything but the weights.
+      parts: the networks, by their names in `spec.parts`.
+      facts: one line on each thing that is not in every checkpoint, with how it is known.
+      weights: "ema", "raw" or "only" (the only ones there are).
+      setting: the name of a published network, where it is one.
+      tokenizer_files: of the tokenizer, if captions condition the model.
+      loras: merged into the networks.
+      dialect: whose names its tensors have.
+    """
+
+    source: Path
     spec: ModelSpec
+    parts: Mapping[str, Part]
     facts: tuple[str, ...]
+    weights: str = "only"
     setting: str | None = None
+    tokenizer_files: tuple[Path, ...] = ()
+    loras: tuple[Lora, ...] = ()
+    dialect: str = "diffusers"
+
+    @property
+    def denoiser(self) -> Part:
+        """The network that predicts noise."""
+        return self.parts["denoiser"]
+
+    @property
+    def file(self) -> Path:
+        """What to name as the model's origin: the weights file of a single network, else the source."""
+        return self.denoiser.file if len(self.parts) == 1 else self.source
+
+    def variables(self) -> PyTree:
+        """Return the variables of the one network, or of each under its name."""
+        for one in self.loras:
+            unknown = [update for update in one.updates if update.part not in {p.name for p in self.parts.values()}]
+            if unknown:
+                key, part = unknown[0].key, unknown[0].part
+                raise ValueError(f"{one.file}: unknown LoRA tensor {key}: {self.source} has no {part}")
+        variables = {name: part.variables() for name, part in self.parts.items()}
+        return variables if len(variables) > 1 else variables["denoiser"]
+
+    def provenance(self) -> JsonObject:
+        """Return where the model comes from, as a model directory records it."""
+        loras = [{"file": one.path.name, "scale": one.scale, "sha256": one.fingerprint} for one in self.loras]
+        return {
+            "source": self.file.name,
+            "dialect": self.dialect,
+            "setting": self.setting,
+            "weights": self.weights,
+            "facts": list(self.facts),
+            **({"loras": loras} if loras else {}),
+        }
+
+
+class Dialect(NamedTuple):
+    """One family of checkpoint files.
+
+    Attributes:
+      name: for people, and for `--dialect`.
+      prefixes: what the names of its tensors begin with, to recognise it by.
+      open_weights: makes a checkpoint of the weights that were chosen from a file.
+      takes_model_flags: whether `--model_flags` is for it.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    open_weights: Callable[[ChosenWeights, ConversionOptions], Checkpoint]
+    takes_model_flags: bool = False
 
 
 class Known(NamedTuple, Generic[T_co]):
@@ -67,19 +176,23 @@ def by_convention(value: T, code: str) -> Known[T]:
 
 def make_spec(
     options: ConversionOptions,
-    architecture: DdpmUnetSpec | GuidedUnetSpec,
+    denoiser: DenoiserSpec,
     image_size: Known[Size] | None,
     schedule: Known[ScheduleSpec] | None,
     prediction: Known[str] | None,
+    autoencoder: AutoencoderSpec | None = None,
+    text_encoder: ClipTextSpec | None = None,
 ) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model, from what the options say, or else what the file does; and a line on each fact.
+    """Return the model, from what the options say, or else what the file does; and a line on each fact.
 
     Args:
       options: the user's.
-      architecture: of the network.
+      denoiser: the network that predicts noise.
       image_size: height and width as the file has them; None if it does not.
       schedule: likewise.
       prediction: likewise.
+      autoencoder: of a latent model.
+      text_encoder: of a model that takes captions.
 
     Raises:
       ValueError: naming the options for everything that is not known.
@@ -95,35 +208,53 @@ def make_spec(
         flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
         raise ValueError(f"expected {flags}: the checkpoint does not hold the {words}")
     spec = ModelSpec(
-        architecture=architecture,
-        image_shape=(*image_size.value, architecture.image_channels),
+        denoiser=denoiser,
+        image_shape=(*image_size.value, denoiser.x_shape[2] if autoencoder is None else autoencoder.image_channels),
         schedule=schedule.value,
         prediction=prediction.value,
+        autoencoder=autoencoder,
+        text_encoder=text_encoder,
     )
     facts: dict[str, Known[object]] = {"image_size": image_size, "schedule": schedule, "prediction": prediction}
     return spec, tuple(f"{_WORDS[name]}: {_text(fact.value)} ({fact.how})" for name, fact in facts.items())
 
 
-def make_checkpoint(
+def file_checkpoint(
     weights: ChosenWeights,
-    dialect: Dialect,
     options: ConversionOptions,
-    architecture: DdpmUnetSpec | GuidedUnetSpec,
+    denoiser: DenoiserSpec,
+    naming: Naming,
     image_size: Known[Size] | None,
     schedule: Known[ScheduleSpec] | None,
     prediction: Known[str] | None,
     setting: str | None = None,
 ) -> Checkpoint:
-    """The checkpoint of the weights chosen from one file.
+    """Return the checkpoint of the one network whose weights were chosen from a file.
 
     Args:
       weights: from `weights_file.choose`.
-      dialect: whose names they have.
-      options, architecture, image_size, schedule, prediction: as in `make_spec`.
+      options, denoiser, image_size, schedule, prediction: as in `make_spec`.
+      naming: what the file calls its modules.
       setting: the name of a published network, where it is one.
     """
-    spec, facts = make_spec(options, architecture, image_size, schedule, prediction)
-    return Checkpoint(weights.file, weights.state, dialect, weights.which, spec, weights.facts + facts, setting)
+    spec, facts = make_spec(options, denoiser, image_size, schedule, prediction)
+    part = Part("unet", denoiser, weights.file, lambda: weights.state, lambda state: naming)
+    return Checkpoint(weights.file, spec, {"denoiser": part}, weights.facts + facts, weights.which, setting)
+
+
+def ddpm_checkpoint(
+    weights: ChosenWeights, options: ConversionOptions, denoiser: models.DdpmUnetSpec, naming: Naming, code: str
+) -> Checkpoint:
+    """Return the checkpoint of a DDPM U-Net from a file, with the conventions of a code base that trains them.
+
+    Args:
+      weights, options, denoiser, naming: as in `file_checkpoint`.
+      code: the name of the code base.
+    """
+    usual = ScheduleSpec(num_steps=denoiser.time_table_steps or ScheduleSpec.num_steps)
+    schedule = stored_schedule(weights) or by_convention(usual, code)
+    prediction = by_convention("epsilon", code)
+    return file_checkpoint(weights, options, denoiser, naming, sample_size(weights), schedule, prediction)
 
 
 def _prefer(given: T | None, found: Known[T] | None) -> Known[T] | None:
@@ -166,3 +297,9 @@ def check_options(options: ConversionOptions, dialects: Iterable[str]) -> None:
     if options.prediction is not None:
         validate.check_choice(options.prediction, PREDICTIONS, "prediction")
     parse_schedule(options.schedule)
+
+
+def _progress(size: int) -> Callable[[list[Entry]], Iterable[Entry]]:
+    """A progress bar on stderr for large files, nothing for small ones."""
+    console = Console(stderr=True)
+    return lambda items: track(items, "Converting", console=console, transient=True, disable=size < _PROGRESS_BYTES)

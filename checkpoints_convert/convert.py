@@ -1,128 +1,59 @@
-"""The conversion itself: a checkpoint in, a model directory out."""
+"""Opens checkpoints: a file or a folder in, the networks in it and all that is known about them out.
 
-import hashlib
-import os
-from collections.abc import Callable, Iterable
+A new family of files is a module with its `DIALECT`, and an entry in `DIALECTS`.
+"""
+
+import dataclasses
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
-from checkpoints_convert import ddim, diffusers, guided, lora, mapping, pipeline_folder, secmi, weights_file
-from checkpoints_convert.checkpoint import Checkpoint, check_options
-from checkpoints_convert.mapping import Dialect, Entry, StateDict
+from checkpoints_convert import ddim, diffusers, dit, guided, lora, secmi, weights_file
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, check_options
+from checkpoints_convert.lora import Lora
+from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
-from checkpoints_convert.unsupported import is_latent_folder, refuse_unsupported
-from checkpoints_convert.weights_file import ChosenWeights, about
-from dime_jax import models
-from dime_jax._util.typing import PyTree
-from dime_jax.loading import checkpoints
-from dime_jax.models import LatentModelSpec
+from checkpoints_convert.unsupported import refuse_unsupported
+from checkpoints_convert.weights_file import about
 
 CONVERTER_VERSION = 2
-_MODULES = (secmi, ddim, diffusers, guided)
-DIALECTS = {module.DIALECT.name: module.DIALECT for module in _MODULES}
-_OPEN_WEIGHTS: dict[str, Callable[[ChosenWeights, ConversionOptions], Checkpoint]] = {
-    module.DIALECT.name: module.open_weights for module in _MODULES
+DIALECTS = {
+    dialect.name: dialect for dialect in (secmi.DIALECT, ddim.DIALECT, diffusers.DIALECT, guided.DIALECT, dit.DIALECT)
 }
-_PROGRESS_BYTES = 2**28
 
 
-def convert(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    options: ConversionOptions = NO_OPTIONS,
-    about_to_read: Callable[[LatentModelSpec], object] = lambda spec: None,
-) -> Path:
-    """Convert a checkpoint to a model directory, completely or not at all; returns the directory.
+def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: tuple[Lora, ...] = ()) -> Checkpoint:
+    """Read the structure of a checkpoint file or a diffusers folder; its tensors are read when they are asked for.
 
     Args:
-      path: a checkpoint file or a diffusers folder.
-      output: the model directory, which must not exist yet.
+      path: of the file or folder.
       options: what the checkpoint does not say itself.
-      about_to_read: is called before the weights of a latent model are read.
+      loras: to merge into its networks, in this order.
 
     Raises:
-      ValueError: in one line, for anything that cannot be converted faithfully; nothing is written then.
+      ValueError: in one line, for anything that cannot be converted faithfully.
     """
-    output = Path(output)
-    if output.exists() or output.is_symlink():
-        raise ValueError(f"output {output} exists already; nothing was written")
-    check_options(options, DIALECTS)
-    if options.use():
-        raise ValueError(f"expected --{min(options.use())} where the model is used, not where it is converted")
-    if is_latent(Path(path)):
-        pipeline = open_latent(Path(path), options)
-        about_to_read(pipeline.spec)
-        return pipeline_folder.convert_pipeline(pipeline, output)
-    refuse_latent_options(Path(path), options)
-    checkpoint = open_checkpoint(Path(path), options)
-    with about(checkpoint.file):
-        variables = _variables(checkpoint)
-    metadata = {
-        "source": checkpoint.file.name,
-        "sha256": _sha256(checkpoint.file),
-        "dialect": checkpoint.dialect.name,
-        "setting": checkpoint.setting,
-        "weights": checkpoint.weights,
-        "facts": list(checkpoint.facts),
-        "converter_version": CONVERTER_VERSION,
-    }
-    return checkpoints.save_model(output, checkpoint.spec, variables, metadata)
-
-
-def describe(directory: str | os.PathLike[str]) -> str:
-    """A few lines on a model directory, for people."""
-    contents = checkpoints.read_spec_file(directory)
-    spec, metadata = contents["spec"], dict(contents["metadata"])
-    architecture = spec["architecture"] if "architecture" in spec else spec["denoiser"]
-    facts = metadata.pop("facts", [])
-    values = metadata | {
-        "architecture": architecture["kind"],
-        "image_shape": spec["image_shape"],
-        "num_classes": architecture.get("num_classes"),
-        "fingerprint": contents["fingerprint"],
-    }
-    lines = [f"{name}: {value}" for name, value in values.items() if value is not None]
-    return "\n  ".join([f"wrote {directory}", *lines, *facts])
-
-
-def is_latent(path: Path) -> bool:
-    """Whether a folder or file is a latent or text-conditioned model, as far as its names tell."""
-    if path.is_dir():
-        return is_latent_folder(path)
-    return path.is_file() and pipeline_folder.is_dit(weights_file.tensor_names(weights_file.read(path)))
-
-
-def open_latent(path: Path, options: ConversionOptions = NO_OPTIONS) -> pipeline_folder.LatentPipeline:
-    """Read the configs of a latent model, with the LoRAs of the options."""
-    scales = options.lora_scale or (1.0,) * len(options.lora)
-    loras = tuple(lora.Lora(file, scale) for file, scale in zip(options.lora, scales, strict=True))
-    return pipeline_folder.open_pipeline(path, options, loras, options.autoencoder)
-
-
-def refuse_latent_options(path: Path, options: ConversionOptions) -> None:
-    """Refuse options that only latent models take."""
-    given = [f"--{name}" for name in ("lora", "autoencoder") if name in options.given()]
-    if given:
-        raise ValueError(f"{path} is no latent model: expected no {given[0]}")
-
-
-def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS) -> Checkpoint:
-    """Read the structure of a checkpoint file or folder; of the tensors, only names, shapes and types."""
     check_options(options, DIALECTS)
     if path.is_dir():
-        return diffusers.open_folder(path, options)
-    if not path.is_file():
+        checkpoint = diffusers.open_folder(path, options)
+    elif path.is_file():
+        checkpoint = _open_file(path, options)
+    else:
         raise ValueError(f"no file or folder {path}")
+    if checkpoint.spec.autoencoder is not None:
+        return _with_loras(checkpoint, loras)
+    if loras or options.autoencoder is not None:
+        raise ValueError(f"{path} is no latent model: expected no --{'lora' if loras else 'autoencoder'}")
+    return checkpoint
+
+
+def _open_file(path: Path, options: ConversionOptions) -> Checkpoint:
     contents = weights_file.read(path)
     refuse_unsupported(path, (name.partition(".")[0] for name in weights_file.tensor_names(contents)))
     with about(path):
         weights = weights_file.choose(path, contents, options.weights)
         dialect = _recognise(weights.state) if options.dialect == "auto" else DIALECTS[options.dialect]
-        if options.model_flags is not None and dialect is not guided.DIALECT:
+        if options.model_flags is not None and not dialect.takes_model_flags:
             raise ValueError(f"--model_flags is for guided-diffusion checkpoints; this one's dialect is {dialect.name}")
-        return _OPEN_WEIGHTS[dialect.name](weights, options)
+        return dataclasses.replace(dialect.open_weights(weights, options), dialect=dialect.name)
 
 
 def _recognise(state: StateDict) -> Dialect:
@@ -138,22 +69,10 @@ def _recognise(state: StateDict) -> Dialect:
     return best
 
 
-def _variables(checkpoint: Checkpoint) -> PyTree:
-    """The network's variables; a network far larger than what the file holds is refused before it is traced."""
-    needed = models.num_values(checkpoint.spec.architecture)
-    held = sum(tensor.size for tensor in checkpoint.state.values())
-    if needed > 2 * held:
-        raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
-    table = mapping.name_table(checkpoint.dialect, checkpoint.spec.architecture)
-    return mapping.to_variables(checkpoint.state, table, _progress("Converting", checkpoint.file.stat().st_size))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _progress(title: str, size: int) -> Callable[[list[Entry]], Iterable[Entry]]:
-    """A progress bar on stderr for large files, nothing for small ones."""
-    console = Console(stderr=True)
-    return lambda items: track(items, title, console=console, transient=True, disable=size < _PROGRESS_BYTES)
+def _with_loras(checkpoint: Checkpoint, loras: tuple[Lora, ...]) -> Checkpoint:
+    parts = {
+        name: dataclasses.replace(part, loras=loras) if part.name in lora.PARTS else part
+        for name, part in checkpoint.parts.items()
+    }
+    lines = tuple(f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras)
+    return dataclasses.replace(checkpoint, parts=parts, loras=loras, facts=checkpoint.facts + lines)

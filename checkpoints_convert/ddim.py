@@ -1,16 +1,33 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
-from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
-from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec
+from checkpoints_convert import mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
+from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
-from dime_jax.models import DdpmUnetSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_LEVELS, check_integer
+from dime_jax.models import DdpmUnetSpec
+from dime_jax.models.checks import MAX_LEVELS, check_integer
 
 _CODE = "ermongroup/ddim"
 
 
-def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
+_PARTS = {
+    "norm_1": "norm1",
+    "conv_1": "conv1",
+    "time_dense": "temb_proj",
+    "norm_2": "norm2",
+    "conv_2": "conv2",
+    "shortcut": "nin_shortcut",
+    "norm": "norm",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "out": "proj_out",
+}
+
+
+def naming(spec: DdpmUnetSpec) -> Naming:
+    """Return the names of its modules."""
     names = {
         "time_dense_0": "temb.dense.0",
         "time_dense_1": "temb.dense.1",
@@ -27,37 +44,14 @@ def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
         for way in ("down", "up"):
             blocks = range(spec.num_res_blocks + 1)
             residual = [f"{way}.{level}.block.{block}" for block in blocks]
-            names |= block_names(way, level, residual, [f"{way}.{level}.attn.{block}" for block in blocks])
-    return names
-
-
-DIALECT = Dialect(
-    name="ddim",
-    prefixes=("temb.dense.", "conv_in.", "down.", "mid.", "up.", "norm_out.", "conv_out."),
-    module_names=_module_names,
-    part_names={
-        "norm_1": "norm1",
-        "conv_1": "conv1",
-        "time_dense": "temb_proj",
-        "norm_2": "norm2",
-        "conv_2": "conv2",
-        "shortcut": "nin_shortcut",
-        "norm": "norm",
-        "query": "q",
-        "key": "k",
-        "value": "v",
-        "out": "proj_out",
-    },
-    attention_layout="conv1x1",
-)
+            names |= mapping.block_names(way, level, residual, [f"{way}.{level}.attn.{block}" for block in blocks])
+    return Naming(names, _PARTS, mapping.CONVOLVED_ATTENTION)
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
-    """The checkpoint of a file's weights."""
-    architecture = infer_spec(weights.state)
-    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(), _CODE)
-    prediction = by_convention("epsilon", _CODE)
-    return make_checkpoint(weights, DIALECT, options, architecture, sample_size(weights), schedule, prediction)
+    """Return the checkpoint of a file's weights."""
+    spec = infer_spec(weights.state)
+    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -69,4 +63,11 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
     for level in range(highest + 1):
         blocks = sorted({f"down.{level}.block.{part[2]}" for part in parts if part[:-1] == (str(level), "block")})
         levels.append(Level(blocks, any(part[:2] == (str(level), "attn") for part in parts)))
-    return infer_ddpm_spec(state, DIALECT, levels, DdpmUnetSpec())
+    return mapping.infer_ddpm_spec(state, naming(DdpmUnetSpec()), levels, DdpmUnetSpec())
+
+
+DIALECT = Dialect(
+    name="ddim",
+    prefixes=("temb.dense.", "conv_in.", "down.", "mid.", "up.", "norm_out.", "conv_out."),
+    open_weights=open_weights,
+)

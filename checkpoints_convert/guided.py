@@ -7,19 +7,34 @@ their shapes (`PRESETS`, from the repository's README), others come with their c
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints_convert.checkpoint import Checkpoint, Known, by_convention, make_checkpoint, stored_schedule
-from checkpoints_convert.json_file import read_json
-from checkpoints_convert.mapping import Dialect, StateDict, block_names, numbered, width_of
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
+from checkpoints_convert.config_keys import ConfigKeys, read_keys
+from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
+from dime_jax._util.files import read_json
 from dime_jax._util.typing import JsonObject
 from dime_jax.models import GuidedUnetSpec, ScheduleSpec
-from dime_jax.models.spec import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
+from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
 
 _CODE = "guided-diffusion"
 
 
-def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
+_PARTS = {
+    "norm_1": "in_layers.0",
+    "conv_1": "in_layers.2",
+    "time_dense": "emb_layers.1",
+    "norm_2": "out_layers.0",
+    "conv_2": "out_layers.3",
+    "shortcut": "skip_connection",
+    "norm": "norm",
+    "qkv": "qkv",
+    "out": "proj_out",
+}
+
+
+def naming(spec: GuidedUnetSpec) -> Naming:
+    """Return the names of its modules."""
     names = {
         "time_dense_0": "time_embed.0",
         "time_dense_1": "time_embed.2",
@@ -40,26 +55,7 @@ def _module_names(spec: GuidedUnetSpec) -> dict[str, str]:
         position = 2 if level in spec.up_attention else 1  # in the same block as the level's last residual block
         names[f"down_{level}_downsample"] = f"{downsample}.0" + ("" if spec.resblock_updown else ".op")
         names[f"up_{level}_upsample"] = f"{up[-1]}.{position}" + ("" if spec.resblock_updown else ".conv")
-    return names
-
-
-DIALECT = Dialect(
-    name="guided",
-    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
-    module_names=_module_names,
-    part_names={
-        "norm_1": "in_layers.0",
-        "conv_1": "in_layers.2",
-        "time_dense": "emb_layers.1",
-        "norm_2": "out_layers.0",
-        "conv_2": "out_layers.3",
-        "shortcut": "skip_connection",
-        "norm": "norm",
-        "qkv": "qkv",
-        "out": "proj_out",
-    },
-    attention_layout="conv1d",
-)
+    return Naming(names, _PARTS, {**SHORTCUT, "qkv": "conv1d", "out": "conv1d"})
 
 
 class GuidedNetwork(NamedTuple):
@@ -72,7 +68,7 @@ class GuidedNetwork(NamedTuple):
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
-    """The checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
+    """Return the checkpoint of a file's weights: a published network, or the one of `options.model_flags`."""
     if options.model_flags is None:
         network = recognise(weights.state)
         how = f"the published {network.name} network, told by its shapes"
@@ -85,35 +81,32 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
         schedule = by_convention(network.schedule, _CODE)
     image_size, schedule = Known((network.image_size, network.image_size), how), stored_schedule(weights) or schedule
     prediction = by_convention("epsilon", _CODE)
-    return make_checkpoint(
-        weights, DIALECT, options, network.architecture, image_size, schedule, prediction, setting=network.name
-    )
+    spec = network.architecture
+    return file_checkpoint(weights, options, spec, naming(spec), image_size, schedule, prediction, setting=network.name)
 
 
-# Constructor arguments of UNetModel, with its defaults; None: must be given.
-_DEFAULTS: JsonObject = {
-    "image_size": None,
-    "in_channels": 3,
-    "out_channels": None,
-    "learn_sigma": None,
-    "model_channels": None,
-    "num_res_blocks": None,
-    "attention_resolutions": None,
-    "channel_mult": (1, 2, 4, 8),
-    "class_cond": None,
-    "num_classes": None,
-    "num_heads": 1,
-    "num_head_channels": -1,
-    "num_heads_upsample": -1,
-    "use_scale_shift_norm": False,
-    "resblock_updown": False,
-    "use_new_attention_order": False,
-    "dropout": 0.0,
-    "conv_resample": True,
-    "dims": 2,
-    "use_checkpoint": False,
-    "use_fp16": False,
-}
+# Constructor arguments of UNetModel, with its defaults.
+_FLAGS = ConfigKeys(
+    class_names=(),
+    fixed={"dims": (2,), "conv_resample": (True,)},
+    fields={
+        "in_channels": ("image_channels", 3),
+        "num_res_blocks": ("num_res_blocks", None),
+        "num_heads": ("num_heads", 1),
+        "dropout": ("dropout", 0.0),
+        "resblock_updown": ("resblock_updown", False),
+        "use_scale_shift_norm": ("scale_shift_norm", False),
+        "use_new_attention_order": ("new_attention_order", False),
+    },
+    honoured={
+        **dict.fromkeys(("image_size", "model_channels", "attention_resolutions", "out_channels", "learn_sigma")),
+        **dict.fromkeys(("class_cond", "num_classes")),
+        "channel_mult": (1, 2, 4, 8),
+        "num_head_channels": -1,
+        "num_heads_upsample": -1,
+    },
+    ignored=("use_checkpoint", "use_fp16"),
+)
 _NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resolutions")
 
 
@@ -127,16 +120,10 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
       flags: named as in the constructor.
       name: what the network is called in the record.
     """
-    unknown = sorted(set(flags) - set(_DEFAULTS))
-    if unknown:
-        raise ValueError(f"cannot honour unknown model flags: {', '.join(unknown)}")
-    missing = [key for key in _NEEDED if flags.get(key) is None]
+    fields, given = read_keys(flags, _FLAGS)
+    missing = [key for key in _NEEDED if given[key] is None]
     if missing:
         raise ValueError(f"missing model flags: {', '.join(missing)}")
-    given = {**_DEFAULTS, **flags}
-    for key, value in (("dims", 2), ("conv_resample", True)):
-        if given[key] != value:
-            raise ValueError(f"cannot honour {key}={given[key]!r}: expected {value!r}")
     if given["num_heads_upsample"] not in (-1, given["num_heads"]) and given["num_head_channels"] == -1:
         raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: expected num_heads or -1")
     check_integer(given["model_channels"], 1, MAX_CHANNELS, "model_channels")
@@ -152,21 +139,15 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
     for factor in given["attention_resolutions"]:
         check_integer(factor, 1, MAX_IMAGE_SIZE, "attention_resolutions")
     architecture = GuidedUnetSpec(
-        image_channels=given["in_channels"],
+        **fields,
         learned_sigma=_learned_sigma(given),
         stem_channels=level_channels[0] if level_channels else width,
         time_features=width,
         time_channels=4 * width,
         level_channels=level_channels,
-        num_res_blocks=given["num_res_blocks"],
         attention_levels=tuple(factors.index(f) for f in factors if f in given["attention_resolutions"]),
         head_channels=None if given["num_head_channels"] == -1 else given["num_head_channels"],
-        num_heads=given["num_heads"],
         num_classes=_num_classes(given),
-        dropout=given["dropout"],
-        resblock_updown=given["resblock_updown"],
-        scale_shift_norm=given["use_scale_shift_norm"],
-        new_attention_order=given["use_new_attention_order"],
     )
     return GuidedNetwork(name, architecture, given["image_size"], ScheduleSpec())
 
@@ -245,3 +226,11 @@ def recognise(state: StateDict) -> GuidedNetwork:
         f"none of guided-diffusion's published models ({', '.join(presets())}): "
         "expected --model_flags with the network's constructor arguments"
     )
+
+
+DIALECT = Dialect(
+    name="guided",
+    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
+    open_weights=open_weights,
+    takes_model_flags=True,
+)

@@ -12,6 +12,7 @@ Every tensor is used exactly once, or the file is refused with the name of the f
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -23,14 +24,15 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import safetensors
 
 from checkpoints_convert import weights_file
-from checkpoints_convert.json_file import read_json, unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
+from dime_jax._util.files import file_digests, read_json, unique
 from dime_jax._util.typing import JsonObject
-from dime_jax.models.spec import check_number
+from dime_jax.models.checks import check_number
 
 UNET, TEXT = "unet", "text_encoder"
 PARTS = (UNET, TEXT)
@@ -99,12 +101,41 @@ class Lora:
     def __post_init__(self) -> None:
         check_number(self.scale, -100, 100, "LoRA scale")
 
+    @functools.cached_property
+    def path(self) -> Path:
+        """The file itself: where a folder is given, the only weights file in it."""
+        path = Path(self.file)
+        if path.is_file():
+            return path
+        files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
+        if not path.exists():
+            raise CheckpointError(f"no file or folder {path}")
+        if len(files) != 1:
+            found = ", ".join(file.name for file in files[:5]) or "none"
+            raise CheckpointError(
+                f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}"
+            )
+        return files[0]
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the file, its settings and the scale: changes with anything that changes the merged weights."""
-        file = find_file(Path(self.file))
-        config = file.parent / "adapter_config.json"
-        contents = [hashlib.sha256(part.read_bytes()).hexdigest() for part in (file, config) if part.is_file()]
+        config = self.path.parent / "adapter_config.json"
+        contents = [digest for one in (self.path, config) if one.is_file() for digest in file_digests(one).values()]
         return hashlib.sha256(json.dumps([contents, float(self.scale)]).encode()).hexdigest()
+
+    @functools.cached_property
+    def updates(self) -> list["Update"]:
+        """The updates in the file.
+
+        Raises:
+          ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
+        """
+        contents = weights_file.read(self.path)
+        with about(self.path):
+            state = _flat(contents)
+            _refuse_other_methods(state)
+            return list(_updates(state, _adapter_config(self.path), self.scale))
 
 
 class Update(NamedTuple):
@@ -127,32 +158,6 @@ class Update(NamedTuple):
     factor: float
 
 
-def find_file(path: Path) -> Path:
-    """The LoRA file at a path: itself, or the only weights file in a folder."""
-    if path.is_file():
-        return path
-    files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
-    if len(files) != 1:
-        found = ", ".join(file.name for file in files[:5]) or "none"
-        raise CheckpointError(f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}")
-    return files[0]
-
-
-def read_updates(lora: Lora) -> list[Update]:
-    """The updates in a file.
-
-    Raises:
-      ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
-    """
-    file = find_file(Path(lora.file))
-    contents = weights_file.read(file)
-    with about(file):
-        state = _flat(contents)
-        _refuse_other_methods(state)
-        config = _adapter_config(file)
-        return [_update(group, config, lora.scale) for group in _groups(state)]
-
-
 def _flat(contents: object) -> StateDict:
     if not weights_file.is_state_dict(contents):
         raise ValueError("expected a LoRA file: tensors by name")
@@ -169,35 +174,25 @@ def _refuse_other_methods(state: StateDict) -> None:
                 raise ValueError(f"not supported, because it holds {shorten(name)}: this is {method}")
 
 
-class _Group(NamedTuple):
-    """The tensors of one layer in a file."""
-
-    key: str
-    part: str
-    module: str
-    down: np.ndarray
-    up: np.ndarray
-    alpha: np.ndarray | None
-
-
-def _groups(state: StateDict) -> Iterator[_Group]:
-    tensors: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
+def _updates(state: StateDict, config: "_Config", scale: float) -> Iterator[Update]:
+    layers: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
     for name, tensor in state.items():
         match = _SUFFIXES.fullmatch(name)
         if match is None:
             raise ValueError(f"unknown LoRA tensor {shorten(name)}")
-        layer = _layer(match)
         ending = match["kohya"] or match["peft"] or match["older"]
         role = "alpha" if match["alpha"] else "down" if _IS_DOWN[ending] else "up"
-        if tensors.setdefault(layer, {}).setdefault(role, (name, tensor))[0] != name:
+        if layers.setdefault(_layer(match), {}).setdefault(role, (name, tensor))[0] != name:
             raise ValueError(f"expected one tensor for each factor of a layer, got {shorten(name)} twice")
-    for (part, module), roles in tensors.items():
-        first = next(iter(roles.values()))[0]
-        missing = {"down", "up"} - roles.keys()
-        if missing:
-            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(first)} alone")
-        alpha = roles["alpha"][1] if "alpha" in roles else None
-        yield _Group(first, part, module, roles["down"][1], roles["up"][1], alpha)
+    for (part, module), roles in layers.items():
+        key = next(iter(roles.values()))[0]
+        if not {"down", "up"} <= roles.keys():
+            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(key)} alone")
+        down, up = roles["down"][1], roles["up"][1]
+        rank = _rank(down, up, key)
+        alpha = _alpha(roles["alpha"][1], key) if "alpha" in roles else config.alpha(part, module, rank)
+        factor = alpha / (math.sqrt(rank) if config.rank_stabilised(part) else rank)
+        yield Update(key, part, module, down, up, scale * factor)
 
 
 def _layer(match: re.Match[str]) -> tuple[str, str]:
@@ -225,21 +220,18 @@ def _newer_name(module: str, is_text: bool) -> str:
     return f"{module}.0" if last == "to_out" else module
 
 
-def _update(group: _Group, config: "_Config", scale: float) -> Update:
-    rank = group.down.shape[0] if group.down.ndim else 0
-    fits = group.down.ndim in (2, 4) and group.up.ndim in (2, 4) and rank > 0 and group.up.shape[1] == rank
-    if not fits or (group.up.ndim == 4 and group.up.shape[2:] != (1, 1)):
-        shapes = f"{list(group.up.shape)} and {list(group.down.shape)}"
-        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(group.key)}, got {shapes}")
-    alpha = _alpha(group) if group.alpha is not None else config.alpha(group.part, group.module, rank)
-    factor = alpha / (math.sqrt(rank) if config.rank_stabilised(group.part) else rank)
-    return Update(group.key, group.part, group.module, group.down, group.up, scale * factor)
+def _rank(down: np.ndarray, up: np.ndarray, key: str) -> int:
+    rank = down.shape[0] if down.ndim else 0
+    fits = down.ndim in (2, 4) and up.ndim in (2, 4) and rank > 0 and up.shape[1] == rank
+    if not fits or (up.ndim == 4 and up.shape[2:] != (1, 1)):
+        shapes = f"{list(up.shape)} and {list(down.shape)}"
+        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(key)}, got {shapes}")
+    return rank
 
 
-def _alpha(group: _Group) -> float:
-    alpha = np.asarray(group.alpha)
+def _alpha(alpha: np.ndarray, key: str) -> float:
     if alpha.size != 1 or not np.isfinite(float(alpha.reshape(()))):
-        raise ValueError(f"expected alpha at {shorten(group.key)} to be one finite number")
+        raise ValueError(f"expected alpha at {shorten(key)} to be one finite number")
     return float(alpha.reshape(()))
 
 
@@ -277,13 +269,10 @@ def _adapter_config(file: Path) -> _Config:
 
 def _stored_config(file: Path) -> JsonObject | None:
     """The settings that diffusers keeps in a safetensors file's metadata, as one JSON text."""
-    with file.open("rb") as stream:
-        start = stream.read(9)
-        if start[8:] != b"{":
-            return None
-        stream.seek(8)
-        header = json.loads(stream.read(int.from_bytes(start[:8], "little")), object_pairs_hook=unique)
-    text = header.get("__metadata__", {}).get("lora_adapter_metadata")
+    if not weights_file.is_safetensors(file):
+        return None
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        text = (opened.metadata() or {}).get("lora_adapter_metadata")
     if text is None:
         return None
     try:
@@ -319,7 +308,7 @@ def merge(state: StateDict, updates: list[Update], part: str) -> StateDict:
 
     Args:
       state: tensors by the names of diffusers or transformers (with or without `text_model.`).
-      updates: from `read_updates`; those of other parts are left out.
+      updates: of a `Lora`; those of other parts are left out.
       part: "unet" or "text_encoder".
 
     Raises:

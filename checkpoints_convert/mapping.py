@@ -1,14 +1,14 @@
 """Name tables between a checkpoint's tensors and a network's variables, total in both directions.
 
-A dialect names the network's modules; `name_table` makes one `Entry` per variable out of that. `to_variables` checks a
-state dict against the table (every tensor used exactly once, every variable filled, every shape right, every number
-finite), reports all problems in one error, and converts; `to_state_dict` goes back.
+A `Naming` has the names of the network's modules; `name_table` makes one `Entry` per variable out of that.
+`to_variables` checks a state dict against the table (every tensor used exactly once, every variable filled, every shape
+right, every number finite), reports all problems in one error, and converts; `to_state_dict` goes back.
 """
 
 import dataclasses
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,22 +20,18 @@ StateDict = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
 
-class Dialect(NamedTuple):
-    """How one family of checkpoints calls its tensors.
+class Naming(NamedTuple):
+    """What a checkpoint calls the modules of a network.
 
     Attributes:
-      name: for people, and for `--dialect`.
-      prefixes: what the names of its tensors begin with, to recognise it by.
-      module_names: spec -> name in the checkpoint of each top-level module of the network.
-      part_names: name in the checkpoint of each module inside a block.
-      attention_layout: layout of the attention's projections.
+      modules: names of top-level modules, and of the tensors that become variables outside any module.
+      parts: names of modules inside them; "" is left out.
+      layouts: how the matrices of some modules are stored (a key of `LAYOUTS`), where not as [out, in].
     """
 
-    name: str
-    prefixes: tuple[str, ...]
-    module_names: Callable[[Any], dict[str, str]]
-    part_names: Mapping[str, str]
-    attention_layout: str
+    modules: Mapping[str, str]
+    parts: Mapping[str, str]
+    layouts: Mapping[str, str] = {}
 
 
 class Layout(NamedTuple):
@@ -53,8 +49,11 @@ LAYOUTS = {
     "conv1x1": Layout((1, 0), ones=2),
 }
 
-_ATTENTION_PARTS = ("query", "key", "value", "qkv", "out")
-_LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "time_table": "weight", "bias": "bias"}
+# A network's 1×1 convolutions, which are matrices here; and its attention's, in code that has convolutions there too.
+SHORTCUT = {"shortcut": "conv1x1"}
+CONVOLVED_ATTENTION = {**SHORTCUT, **dict.fromkeys(("query", "key", "value", "out"), "conv1x1")}
+
+_LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 
 
 class Entry(NamedTuple):
@@ -73,28 +72,24 @@ class Entry(NamedTuple):
     layout: Layout
 
 
-def name_table(dialect: Dialect, spec: models.DdpmUnetSpec | models.GuidedUnetSpec) -> list[Entry]:
-    """One entry for each variable of the network of `spec`."""
-    modules = dialect.module_names(spec)
-    entries = []
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(models.param_shapes(spec)):
-        path = tuple(key.key for key in key_path)
-        names = path[1:-1] if path[0] == "params" else path[1:]
-        parts = [dialect.part_names[name] for name in names[1:]]
-        tensor = ".".join([modules[names[0]], *parts, _LEAF_NAMES[path[-1]]])
-        layout = LAYOUTS[_layout_name(path, len(leaf.shape), dialect)]
-        entries.append(Entry(tensor, tensor_shape(leaf.shape, layout), path, layout))
-    return entries
+def name_table(spec: models.NetworkSpec, naming: Naming) -> list[Entry]:
+    """Return one entry for each variable of the network of `spec`."""
+    leaves = jax.tree_util.tree_leaves_with_path(models.param_shapes(spec))
+    return [_entry(tuple(key.key for key in path), leaf.shape, naming) for path, leaf in leaves]
 
 
-def _layout_name(path: tuple[str, ...], rank: int, dialect: Dialect) -> str:
+def _entry(path: tuple[str, ...], shape: Shape, naming: Naming) -> Entry:
+    if len(path) == 2:
+        return Entry(naming.modules[path[1]], shape, path, LAYOUTS["same"])
+    names = [naming.modules[path[1]], *(naming.parts[name] for name in path[2:-1]), _LEAF_NAMES[path[-1]]]
+    layout = LAYOUTS[_layout(path, len(shape), naming)]
+    return Entry(".".join(filter(None, names)), tensor_shape(shape, layout), path, layout)
+
+
+def _layout(path: tuple[str, ...], rank: int, naming: Naming) -> str:
     if path[-1] != "kernel":
         return "same"
-    if rank == 4:
-        return "conv"
-    if path[-2] == "shortcut":
-        return "conv1x1"
-    return dialect.attention_layout if path[-2] in _ATTENTION_PARTS else "linear"
+    return "conv" if rank == 4 else naming.layouts.get(path[-2], "linear")
 
 
 def tensor_shape(shape: Shape, layout: Layout) -> Shape:
@@ -222,18 +217,18 @@ class Level(NamedTuple):
 
 
 def infer_ddpm_spec(
-    state: StateDict, dialect: Dialect, levels: list[Level], base: models.DdpmUnetSpec
+    state: StateDict, naming: Naming, levels: list[Level], base: models.DdpmUnetSpec
 ) -> models.DdpmUnetSpec:
     """The DDPM U-Net that has these levels and the widths of these tensors.
 
     Args:
       state: tensors by name.
-      dialect: whose names they have.
+      naming: what they are called; that of any DDPM U-Net.
       levels: from the full resolution down.
       base: has what the dialect fixes.
     """
-    names = dialect.module_names(models.DdpmUnetSpec())
-    parts = [f"{dialect.part_names[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
+    names = naming.modules
+    parts = [f"{naming.parts[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
     return dataclasses.replace(
         base,
         image_channels=width_of(state, [(f"{names['conv_out']}.bias", 0), (f"{names['conv_in']}.weight", 1)]),

@@ -4,18 +4,18 @@ A part has one file or several shards that an index names. An index from a stran
 shards are plain file names in the index's own folder, each holding exactly the tensors that the index says.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from checkpoints_convert import weights_file
-from checkpoints_convert.json_file import read_json
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_file import printable
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
 from checkpoints_convert.weights_file import about
+from dime_jax._util.files import printable, read_json
 
 MAX_SHARDS = 1000
 
@@ -26,27 +26,44 @@ _VARIANTS = ("", "fp16")  # full precision first
 
 
 def find_weights(folder: Path, names: tuple[str, ...]) -> Path:
-    """The weights file of a part, or the index of its shards; full precision, and safetensors, where there is a choice.
+    """Return the weights file of a part, or the index of its shards.
 
     Args:
       folder: of the part.
       names: `DIFFUSERS_FILES` or `TRANSFORMERS_FILES`.
     """
-    for candidate in _candidates(names):
-        if (folder / candidate).is_file():
-            return folder / candidate
-    stems = {name.rpartition(".")[0] for name in names}
-    others = sorted(file.name for stem in stems for file in folder.glob(f"{stem}*")) if folder.is_dir() else []
+    there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    chosen = choose_weights(there, names)
+    if chosen:
+        return folder / chosen[0]
+    others = [name for name in there if name.startswith(tuple(name.rpartition(".")[0] for name in names))]
     found = ", ".join(others[:5]) or "no weights"
     raise CheckpointError(printable(f"{folder}: expected {' or '.join(names)}, or an fp16 variant, found {found}"))
 
 
-def _candidates(names: tuple[str, ...]) -> Iterator[str]:
+def choose_weights(
+    files: Collection[str], names: tuple[str, ...] = (*DIFFUSERS_FILES, *TRANSFORMERS_FILES)
+) -> list[str]:
+    """Return one set of weights of a part: its file, or the index of its shards and these; nothing if there is none.
+
+    Full precision, and safetensors, where there is a choice.
+
+    Args:
+      files: all names in the part's folder.
+      names: of weights files, in the order in which they are preferred.
+    """
     for variant in _VARIANTS:
         for name in names:
             stem, _, suffix = name.rpartition(".")
-            yield ".".join(filter(None, (stem, variant, suffix)))
-            yield ".".join(filter(None, (name, "index", variant, "json")))
+            whole = ".".join(filter(None, (stem, variant, suffix)))
+            index = ".".join(filter(None, (name, "index", variant, "json")))
+            if whole in files:
+                return [whole]
+            if index in files:
+                number = r"-\d{5}-of-\d{5}"
+                middle = rf"(\.{variant}{number}|{number}\.{variant})" if variant else number
+                return [index, *(file for file in files if re.fullmatch(rf"{stem}{middle}\.{suffix}", file))]
+    return []
 
 
 def read_tensors(file: Path) -> StateDict:

@@ -4,19 +4,36 @@ Their blocks are numbered through, resampling steps included; the time embedding
 averaged along with the weights; GroupNorm's eps is PyTorch's default; the stride-2 convolutions pad both sides.
 """
 
-from checkpoints_convert.checkpoint import Checkpoint, by_convention, make_checkpoint, sample_size, stored_schedule
-from checkpoints_convert.mapping import Dialect, Level, StateDict, block_names, infer_ddpm_spec, numbered
+from checkpoints_convert import mapping
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
+from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
-from dime_jax.models import DdpmUnetSpec, ScheduleSpec
+from dime_jax.models import DdpmUnetSpec
 
 _CODE = "pytorch-ddpm"
 TIME_TABLE = "time_embedding.timembedding.0.weight"
 
 
-def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
+_PARTS = {
+    "norm_1": "block1.0",
+    "conv_1": "block1.2",
+    "time_dense": "temb_proj.1",
+    "norm_2": "block2.0",
+    "conv_2": "block2.3",
+    "shortcut": "shortcut",
+    "norm": "group_norm",
+    "query": "proj_q",
+    "key": "proj_k",
+    "value": "proj_v",
+    "out": "proj",
+}
+
+
+def naming(spec: DdpmUnetSpec) -> Naming:
+    """Return the names of its modules."""
     names = {
-        "time_table": "time_embedding.timembedding.0",
+        "time_table": TIME_TABLE,
         "time_dense_0": "time_embedding.timembedding.1",
         "time_dense_1": "time_embedding.timembedding.3",
         "conv_in": "head",
@@ -28,43 +45,19 @@ def _module_names(spec: DdpmUnetSpec) -> dict[str, str]:
     }
     levels = len(spec.level_channels)
     for level in range(levels):
-        *down, downsample = numbered("downblocks", level, spec.num_res_blocks + 1)
-        *up, upsample = numbered("upblocks", levels - 1 - level, spec.num_res_blocks + 2)
-        names |= block_names("down", level, down, [f"{block}.attn" for block in down])
-        names |= block_names("up", level, up, [f"{block}.attn" for block in up])
+        *down, downsample = mapping.numbered("downblocks", level, spec.num_res_blocks + 1)
+        *up, upsample = mapping.numbered("upblocks", levels - 1 - level, spec.num_res_blocks + 2)
+        names |= mapping.block_names("down", level, down, [f"{block}.attn" for block in down])
+        names |= mapping.block_names("up", level, up, [f"{block}.attn" for block in up])
         names[f"down_{level}_downsample"] = f"{downsample}.main"
         names[f"up_{level}_upsample"] = f"{upsample}.main"
-    return names
-
-
-DIALECT = Dialect(
-    name="secmi",
-    prefixes=("time_embedding.timembedding.", "head.", "downblocks.", "middleblocks.", "upblocks.", "tail."),
-    module_names=_module_names,
-    part_names={
-        "norm_1": "block1.0",
-        "conv_1": "block1.2",
-        "time_dense": "temb_proj.1",
-        "norm_2": "block2.0",
-        "conv_2": "block2.3",
-        "shortcut": "shortcut",
-        "norm": "group_norm",
-        "query": "proj_q",
-        "key": "proj_k",
-        "value": "proj_v",
-        "out": "proj",
-    },
-    attention_layout="conv1x1",
-)
+    return Naming(names, _PARTS, mapping.CONVOLVED_ATTENTION)
 
 
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
-    """The checkpoint of a file's weights."""
-    architecture = infer_spec(weights.state)
-    steps = architecture.time_table_steps or ScheduleSpec.num_steps
-    schedule = stored_schedule(weights) or by_convention(ScheduleSpec(num_steps=steps), _CODE)
-    prediction = by_convention("epsilon", _CODE)
-    return make_checkpoint(weights, DIALECT, options, architecture, sample_size(weights), schedule, prediction)
+    """Return the checkpoint of a file's weights."""
+    spec = infer_spec(weights.state)
+    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -81,4 +74,11 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
         raise ValueError(f"expected the time table {TIME_TABLE} of shape [steps, features]")
     steps = state[TIME_TABLE].shape[0]
     base = DdpmUnetSpec(time_table_steps=steps, norm_eps=1e-5, symmetric_downsample=True)
-    return infer_ddpm_spec(state, DIALECT, levels, base)
+    return mapping.infer_ddpm_spec(state, naming(base), levels, base)
+
+
+DIALECT = Dialect(
+    name="secmi",
+    prefixes=("time_embedding.timembedding.", "head.", "downblocks.", "middleblocks.", "upblocks.", "tail."),
+    open_weights=open_weights,
+)

@@ -35,6 +35,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from checkpoints_convert.torch_pickle import MAX_COUNT, CheckpointError, Storage, Tensor, kind, shorten, unpickle
+from dime_jax._util.files import printable
 
 MAX_PICKLE_BYTES = 16 * 2**20
 MAX_DIRECTORY_BYTES = 2 * 2**20  # of a zip archive; an entry takes about 80
@@ -76,11 +77,6 @@ def load(path: str | os.PathLike[str]) -> object:
     except CheckpointError as error:
         problem = str(error)
     raise CheckpointError(printable(f"{os.fspath(path)}: {problem}"))
-
-
-def printable(text: str) -> str:
-    """A text for people; names in a file may hold anything, line breaks and terminal escapes included."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class _BoundedFile(io.FileIO):

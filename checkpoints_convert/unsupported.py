@@ -3,11 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from checkpoints_convert.json_file import read_json
-
 _LATENT_PARTS = {"vae", "vqvae", "movq", "first_stage_model"}
 _TEXT_PARTS = {"text_encoder", "text_encoder_2", "tokenizer", "prior", "cond_stage_model"}
-_NETWORKS = {"UNet2DConditionModel", "transformer", "Transformer2DModel", "DiTTransformer2DModel"}
 
 # Pipelines by how the name of their class begins, and parts of pipelines: the first that fits tells the reason.
 _OTHER_PIPELINES = {
@@ -69,20 +66,11 @@ def refuse_unsupported(path: Path, parts: Iterable[str]) -> None:
         )
 
 
-def is_latent_folder(folder: Path) -> bool:
-    """Whether a diffusers folder holds a latent or text-conditioned model, or a part of one."""
-    return bool(folder_parts(folder) & (_LATENT_PARTS | _TEXT_PARTS | _OTHER_PARTS.keys() | _NETWORKS))
-
-
-def folder_parts(folder: Path) -> set[str]:
-    """What a diffusers folder holds, and the names and classes of the pipeline's parts."""
-    index, parts = folder / "model_index.json", {entry.name for entry in folder.iterdir()}
-    for file in (index, folder / "config.json", folder / "unet" / "config.json"):
-        config = read_json(file) if file.is_file() else {}
-        parts.add(str(config.get("_class_name")))
-        if file == index:
-            parts.update(name for name, value in config.items() if is_part(value))
-    return parts
+def refuse_parts_of_latent_models(folder: Path, parts: Iterable[str]) -> None:
+    """Refuse a network on images that has parts of a latent or text-conditioned model beside it."""
+    found = set(parts) & (_LATENT_PARTS | _TEXT_PARTS)
+    if found:
+        raise ValueError(f"{folder} is not supported, because its network takes images and it holds {min(found)} too")
 
 
 def is_part(value: object) -> bool:

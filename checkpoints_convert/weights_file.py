@@ -16,9 +16,9 @@ import numpy as np
 import safetensors
 
 from checkpoints_convert import torch_file
-from checkpoints_convert.json_file import unique
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from dime_jax._util.files import printable, unique
 
 # Parts of names that only say what a network was wrapped in, if all names begin with one.
 _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "unet", "diffusion_model", "online_model")
@@ -36,11 +36,13 @@ _SAFETENSORS_DTYPES = {
 
 def read(file: Path) -> object:
     """What a PyTorch or safetensors file holds, with NumPy arrays that are views on the file in place of tensors."""
+    return _read_safetensors(file) if is_safetensors(file) else torch_file.load(file)
+
+
+def is_safetensors(file: Path) -> bool:
+    """Whether it is a safetensors file: its header is JSON, after its length in eight bytes. No PyTorch file is so."""
     with file.open("rb") as stream:
-        start = stream.read(9)
-    # The header of a safetensors file is JSON, after its length in eight bytes; no PyTorch file looks so.
-    is_safetensors = file.suffix == ".safetensors" or start[8:] == b"{"
-    return _read_safetensors(file) if is_safetensors else torch_file.load(file)
+        return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
 
 def _read_safetensors(file: Path) -> StateDict:
@@ -75,7 +77,8 @@ def about(file: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(torch_file.printable(f"{file}: {error}")) from None
+        named = str(error).startswith((f"{file}", f"no file {file}"))
+        raise CheckpointError(printable(str(error) if named else f"{file}: {error}")) from None
 
 
 class WeightSet(NamedTuple):
@@ -138,7 +141,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
         facts.append(f"weights: {chosen.key}{' (EMA)' if chosen.is_ema else ''}; the file also holds {_listed(others)}")
     if chosen.buffers:
         facts.append(f"not the network's, and left out: {_listed(list(chosen.buffers))}")
-    return ChosenWeights(file, contents, chosen.state, which, chosen.buffers, tuple(map(torch_file.printable, facts)))
+    return ChosenWeights(file, contents, chosen.state, which, chosen.buffers, tuple(map(printable, facts)))
 
 
 def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -> WeightSet:

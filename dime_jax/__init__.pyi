@@ -32,7 +32,8 @@ from .evidence import metrics as metrics
 from .findings.json_files import read_record as read_record
 from .guards.wiring import DenoiserCheck as DenoiserCheck
 from .guards.wiring import check_denoiser as check_denoiser
-from .loading.opening import ConversionOptions as ConversionOptions
+from .loading.conversion import ConversionOptions as ConversionOptions
+from .loading.conversion import UseOptions as UseOptions
 from .loading.opening import OpenedModel as OpenedModel
 from .loading.opening import load_denoiser as load_denoiser
 from .loading.opening import open_model as open_model

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import shtab
 
 import dime_jax
-from checkpoints_convert.options import add_conversion_arguments, conversion_options
 from dime_jax._util.compilation_cache import use as use_compilation_cache
-from dime_jax._util.flags import Parser
+from dime_jax._util.flags import Parser, read_options
+from dime_jax.loading.conversion import ConversionOptions, UseOptions, add_conversion_arguments, add_use_arguments
 from dime_jax.remote.options import add_remote_arguments, remote_options
 
 if TYPE_CHECKING:
@@ -96,72 +96,49 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from dime_jax import data, scoring
-    from dime_jax.auditing.config import PROFILES
-    from dime_jax.auditing.images import with_captions
-    from dime_jax.core.denoiser import TEXT_CONDITIONS
-    from dime_jax.guards import identity, model_check
-    from dime_jax.protocol import pipeline
-    from dime_jax.scoring import planning
+    from dime_jax import scoring
+    from dime_jax._util.distributed import shared_cache
+    from dime_jax.auditing.deciding import run_protocol
+    from dime_jax.auditing.images import open_as_given
+    from dime_jax.scoring import score_table
 
     if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
         raise ValueError("expected either --members and --heldout, or --images and --split")
-    _load_attack_module(args)
-    sizes = PROFILES[args.profile].replaced(args.calibration_size, args.test_size, args.queries)
-    most = max(args.queries) if args.queries else None
-    # Refuses what no model can be asked, before one is opened.
-    planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=TEXT_CONDITIONS)
-    options = _options(args)
-    denoiser = _open_model(args, args.run)
-    offered = ("own",) if args.captions == "none" else denoiser.conditions
-    jobs = planning.grid_jobs(args.attacks, args.profile, sizes.queries, most=most, conditions=offered)
-    for line in planning.left_out(args.attacks, args.profile, sizes.queries, most=most, conditions=offered):
-        print(f"warning: {line}", file=sys.stderr)
-    if args.split:
-        source = data.open_source(args.images)
-        split = data.read_split(args.split, source)
-    else:
-        members, heldout = data.open_source(args.members), data.open_source(args.heldout)
-        source, split = data.join(members, heldout), data.split_of_joined(members, heldout)
-    source = with_captions(source, args.captions, denoiser)
-    halves = data.halves(
-        split,
-        source.ids,
-        seed=args.seed,
-        groups=source.identities,
-        calibration_size=sizes.calibration_size,
-        test_size=sizes.test_size,
-    )
+    config = _config(args, output=args.run)
+    denoiser = _open_model(args, shared_cache(args.run))
+    images, halves = open_as_given(config, denoiser)
+    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
+        config.options.say(f"warning: {warning}")
     if args.tune:
-        options = dataclasses.replace(options, micro_batch=scoring.tune_micro_batch(denoiser))
-    run = pipeline.begin(args.run, jobs, halves, args.seed)
-    check = model_check.check_once(run, denoiser, source, split.heldout, seed=args.seed, options=options)
-    if not check.passed:
-        print(f"warning: {check.summary}", file=sys.stderr)
-    options = identity.guarded(run, denoiser, options)
-    table = pipeline.score_half(run, args.half, denoiser, source, options=options)
+        options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
+        config = dataclasses.replace(config, options=options)
+    run_protocol(config, denoiser, images, halves, [args.half])
+    table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from dime_jax.protocol import pipeline
+    from dime_jax.findings import wording
+    from dime_jax.protocol import stages
 
     _load_attack_module(args)
-    for frozen in pipeline.calibrate_run(args.run):
+    for frozen in stages.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
+    for alarm in wording.direction_alarms(stages.read_direction(args.run, ["calibration"])):
+        print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     from dime_jax.findings import wording
-    from dime_jax.protocol import pipeline
+    from dime_jax.protocol import stages
     from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
         raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
     _load_attack_module(args)
-    results = pipeline.evaluate_run(args.run)
+    results = stages.evaluate_run(args.run)
     if not args.json:
         tables.print_results(results, _console())
         tables.print_alarms(wording.evaluation_alarms(results), _console())
@@ -171,9 +148,16 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from checkpoints_convert.convert import convert, describe
+    from dime_jax.loading.conversion import convert
+    from dime_jax.loading.model_directory import describe
 
-    print(describe(convert(args.source, args.output, conversion_options(args))))
+    print(
+        describe(
+            convert(
+                args.source, args.output, read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
+            )
+        )
+    )
     return DONE
 
 
@@ -182,13 +166,15 @@ def _check_model(args: argparse.Namespace) -> int:
     import numpy as np
 
     from dime_jax import data
+    from dime_jax._util.distributed import shared_cache
     from dime_jax.guards.samples import check_model
 
-    denoiser = _open_model(args, args.output)
+    denoiser = _open_model(args, shared_cache(args.output))
     source = data.open_source(args.images)
     transform = data.transform_for(source, denoiser.image_shape)
     batch = next(data.batches(source, min(args.count, len(source)), transform))
-    condition = jax.tree.map(lambda rows: rows[batch.mask], denoiser.conditions_for(batch)["own"])
+    own = denoiser.conditions_for(batch.labels, batch.captions)["own"]
+    condition = jax.tree.map(lambda rows: rows[batch.mask], own)
     found = check_model(denoiser, batch.images[batch.mask], args.output, condition=condition)
     for t, error in zip(found.timesteps, np.asarray(found.errors)):
         print(f"t = {t:4d}   noise-prediction error {error:.4f}")
@@ -245,10 +231,11 @@ def _console() -> "rich.console.Console":
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
-def _open_model(args: argparse.Namespace, cache: pathlib.Path) -> "Denoiser":
+def _open_model(args: argparse.Namespace, cache: pathlib.Path | None) -> "Denoiser":
     from dime_jax.loading.opening import open_model
 
-    model = open_model(args.model, cache, conversion_options(args), remote=remote_options(args))
+    options = vars(read_options(args, ConversionOptions)) | vars(read_options(args, UseOptions))
+    model = open_model(args.model, cache=cache, remote=remote_options(args), **options)
     print(model.describe(), file=sys.stderr)
     return model.denoiser
 
@@ -267,7 +254,11 @@ def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
     named = [field.name for field in dataclasses.fields(AuditConfig) if hasattr(args, field.name)]
     settings = {name: getattr(args, name) for name in named} | others
     return AuditConfig(
-        **settings, options=_options(args), conversion=conversion_options(args), remote=remote_options(args)
+        **settings,
+        options=_options(args),
+        conversion=read_options(args, ConversionOptions),
+        use=read_options(args, UseOptions),
+        remote=remote_options(args),
     )
 
 
@@ -354,6 +345,7 @@ def _add_audit(commands: _Commands) -> None:
     )
     audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")
     add_conversion_arguments(audit)
+    add_use_arguments(audit)
     add_remote_arguments(audit)
     _add_evidence_arguments(audit)
     _add_output_arguments(audit)
@@ -375,6 +367,7 @@ def _add_compare(commands: _Commands) -> None:
     compare.add_argument("--members", help="images both models were trained on, to calibrate with")
     compare.add_argument("--heldout", help="images like them that neither model saw")
     add_conversion_arguments(compare)
+    add_use_arguments(compare)
     add_remote_arguments(compare)
     _add_evidence_arguments(compare)
     _add_output_arguments(compare)
@@ -403,6 +396,7 @@ def _add_stages(commands: _Commands) -> None:
     score.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
     score.add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
     add_conversion_arguments(score)
+    add_use_arguments(score)
     add_remote_arguments(score)
     _add_grid_arguments(score)
     _add_query_arguments(score)
@@ -456,6 +450,7 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument("--output", required=True, help="the model directory to write; must not exist yet")
     add_conversion_arguments(convert)
+    add_use_arguments(convert, only="lora")
 
 
 def _add_models(commands: _Commands) -> None:
@@ -475,6 +470,7 @@ def _add_models(commands: _Commands) -> None:
     check.add_argument("--output", type=pathlib.Path, required=True, help="where check.json and samples.png go")
     check.add_argument("--count", type=int, default=16, help="how many images to use (default: 16)")
     add_conversion_arguments(check)
+    add_use_arguments(check)
     add_remote_arguments(check)
 
 
@@ -504,10 +500,11 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--cache",
         type=pathlib.Path,
-        default="out/served",
-        help="where a checkpoint is converted to (default: %(default)s)",
+        metavar="DIR",
+        help="where converted checkpoints are kept (default: your cache directory)",
     )
     add_conversion_arguments(serve)
+    add_use_arguments(serve)
 
 
 def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:

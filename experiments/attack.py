@@ -4,7 +4,7 @@
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
-                      images_alone.json, what the images show without the model
+                      without_model.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -17,7 +17,6 @@ import numpy as np
 import rich.console
 from ml_collections.config_dict import ConfigDict
 
-from checkpoints_convert.options import ConversionOptions
 from dime_jax import data, scoring, training
 from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process, together
@@ -27,11 +26,11 @@ from dime_jax.attacks.base import grid
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.core.ideal import IdealDenoiser
 from dime_jax.core.schedule import linear_schedule
+from dime_jax.data.roles import own_transforms
 from dime_jax.findings import json_files
 from dime_jax.findings.results import StudyFindings
-from dime_jax.guards import model_check
-from dime_jax.loading import checkpoints, opening
-from dime_jax.protocol import pipeline
+from dime_jax.loading import model_directory, opening
+from dime_jax.protocol import stages
 from dime_jax.report import tables
 from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
@@ -54,10 +53,11 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     """
     attack = config.attack
     if attack.model == "closed_form":
-        transform = data.transform_for(study.source, tuple(attack.image_shape))
-        members = np.stack([transform(study.source[i].image) for i in study.split.member])
+        source = own_transforms(study.source, tuple(attack.image_shape))
+        transform = data.transform_for(source, tuple(attack.image_shape))
+        members = np.stack([transform(source[i].image) for i in study.split.member])
         return IdealDenoiser(members, linear_schedule())
-    options = ConversionOptions()
+    options: JsonObject = {}
     if attack.model == "converted":
         model, options = checkpoint(config, workdir)
     elif attack.model == "trained":
@@ -66,8 +66,8 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
     else:
         model = attack.model
     if jax.process_count() > 1:  # one of them converts what has to be converted
-        on_first_process(lambda: opening.open_model(model, workdir, options))
-    return together(lambda: opening.open_model(model, workdir, options)).denoiser
+        on_first_process(lambda: opening.open_model(model, cache=workdir, **options))
+    return together(lambda: opening.open_model(model, cache=workdir, **options)).denoiser
 
 
 def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None:
@@ -80,7 +80,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
     """
     if not model.exists():
         raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
-    metadata, recipe = checkpoints.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
+    metadata, recipe = model_directory.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
     images = {
         "count": len(study.split.member),
         "fingerprint": data.fingerprint(study.source, study.split.member),
@@ -90,16 +90,16 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
             raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
 
 
-def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, ConversionOptions]:
+def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, JsonObject]:
     """The config's checkpoint, or the generated one, and its model flags if it has any."""
     if config.data.generate:
         directory = generated_directory(workdir)
         file, flags = directory / generated.CHECKPOINT, directory / generated.MODEL_FLAGS
-        return file, ConversionOptions(model_flags=flags if flags.is_file() else None)
+        return file, {"model_flags": flags if flags.is_file() else None}
     attack = config.attack
     if not attack.checkpoint:
         raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
-    return pathlib.Path(attack.checkpoint), ConversionOptions(model_flags=attack.model_flags or None)
+    return pathlib.Path(attack.checkpoint), {"model_flags": attack.model_flags or None}
 
 
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:
@@ -155,28 +155,42 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
+    if not attack.transform:
+        study = study._replace(source=own_transforms(study.source, denoiser.image_shape))
     transform = transform_of(config, study.source, denoiser.image_shape)
     options = scoring.ScoringOptions(
         micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
     )
-    halves = halves_of(config, study)
-
+    halves, looked = halves_of(config, study), list[without_model.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 
-    def begin() -> None:
-        pipeline.begin(directory, jobs, halves, seed)
-        record = {"file": config_file, "config": without_places(config)}
-        files.write_atomically(directory / CONFIG_FILE, (json.dumps(record, indent=1) + "\n").encode())
+    def look() -> None:
+        if not stages.is_begun(directory):
+            looked.append(without_model.look(study.source, halves, transform, config.seed))
 
-    # `pipeline.run`, with the stages that write a file for all left to one process.
-    on_first_process(begin)
-    # Only recorded: the networks of :smoke are random.
-    model_check.check_once(
-        directory, denoiser, study.source, study.split.heldout, transform=transform, seed=seed, options=options
+    def record() -> None:
+        for found in looked:
+            without_model.write(directory, found.alone)
+        made_from = {"file": config_file, "config": without_places(config)}
+        files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
+
+    on_first_process(look)
+    groups = looked[0].groups if looked else None
+    stages.begin(directory, jobs, halves, seed, groups=groups)
+    on_first_process(record)
+    # That the model is no denoiser is only recorded: the networks of :smoke are random.
+    stages.run(
+        directory,
+        denoiser,
+        study.source,
+        halves,
+        jobs,
+        heldout=study.split.heldout,
+        seed=seed,
+        transform=transform,
+        options=options,
+        take=("calibration", "calibrate", "test"),
     )
-    pipeline.score_half(directory, "calibration", denoiser, study.source, transform=transform, options=options)
-    on_first_process(lambda: pipeline.calibrate_run(directory))
-    pipeline.score_half(directory, "test", denoiser, study.source, transform=transform, options=options)
     on_first_process(lambda: without_model.look_once(directory, study.source, transform, config.seed))
     on_first_process(lambda: without_model.write_results(directory))
     results = json_files.read_results(directory)

@@ -167,7 +167,7 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
     if kind == "imagenet":
         (directory / MODEL_FLAGS).write_text(json.dumps(_GUIDED_FLAGS))
         architecture = guided.setting_from_flags(_GUIDED_FLAGS).architecture
-        contents: object = _random_state(guided.DIALECT, architecture, rng)
+        contents: object = _random_state(architecture, guided.naming(architecture), rng)
     else:
         contents = secmi_contents(rng, image_size=32)
     torch_writer.write_zip(directory / CHECKPOINT, contents)
@@ -175,15 +175,15 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
 
 def secmi_contents(rng: np.random.Generator, image_size: int) -> dict[str, object]:
     """What a file of pytorch-ddpm holds, for a very small network of random weights."""
-    raw, ema = (_random_state(secmi.DIALECT, _DDPM, rng) for _ in range(2))
+    raw, ema = (_random_state(_DDPM, secmi.naming(_DDPM), rng) for _ in range(2))
     x = np.zeros((1, 3, image_size, image_size), np.float32)
     return {"net_model": raw, "ema_model": ema, "step": 0, "x_T": x}
 
 
 def _random_state(
-    dialect: mapping.Dialect, spec: DdpmUnetSpec | GuidedUnetSpec, rng: np.random.Generator
+    spec: DdpmUnetSpec | GuidedUnetSpec, naming: mapping.Naming, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
     variables = jax.tree.map(
         lambda leaf: 0.1 * rng.normal(size=leaf.shape).astype(np.float32), models.param_shapes(spec)
     )
-    return mapping.to_state_dict(variables, mapping.name_table(dialect, spec))
+    return mapping.to_state_dict(variables, mapping.name_table(spec, naming))

@@ -25,17 +25,27 @@ import safetensors.numpy
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
-from checkpoints_convert import latent_names, mapping
+from checkpoints_convert import diffusers_configs, diffusers_names, mapping
 from dime_jax import data
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import PyTree
-from dime_jax.loading import checkpoints
-from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, LatentModelSpec, ScheduleSpec
+from dime_jax.models import (
+    AutoencoderSpec,
+    ClipTextSpec,
+    ConditionalUnetSpec,
+    ModelSpec,
+    NetworkSpec,
+    ScheduleSpec,
+    build,
+    decode,
+    denoise,
+    embed_tokens,
+    encode,
+)
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
-from dime_jax.models.latent import NETWORKS, build_network, decode, denoise_latents, embed_tokens, encode
-from dime_jax.models.latent_spec import NetworkSpec
 from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.report import tables
+from dime_jax.training import checkpoints
 from dime_jax.training.records import Log
 from experiments import attack
 from experiments.launch import launch
@@ -125,24 +135,25 @@ def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImage
     folder, states = output / "pipeline", output / "train"
     keys = jax.random.split(jax.random.key(seed), 5)
     spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
-    text_spec = spec.text_encoder
+    text_spec, vae_spec = spec.text_encoder, spec.autoencoder
     assert text_spec is not None
-    vae = train_autoencoder(spec.autoencoder, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
-    latents = jax.jit(encode(spec.autoencoder))(vae, _floats(images.pictures))
-    scaled = dataclasses.replace(spec.autoencoder, scaling_factor=float(1 / jnp.std(latents)))
+    assert vae_spec is not None
+    vae = train_autoencoder(vae_spec, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
+    latents = jax.jit(encode(vae_spec))(vae, _floats(images.pictures))
+    scaled = dataclasses.replace(vae_spec, scaling_factor=float(1 / jnp.std(latents)))
     spec = dataclasses.replace(spec, autoencoder=scaled)
     text = _init(text_spec, keys[1])
     tokenizer = open_tokenizer(folder / "tokenizer", text_spec.vocabulary, text_spec.max_tokens)
     embed = jax.jit(embed_tokens(text_spec))
     condition, empty = (embed(text, tokenizer.encode(captions)) for captions in (members.captions, [""]))
-    x = jax.jit(encode(spec.autoencoder))(vae, _floats(members.pictures))
+    x = jax.jit(encode(scaled))(vae, _floats(members.pictures))
     unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2], states)
     write_pipeline(folder, spec, {"unet": unet, "vae": vae, "text_encoder": text})
 
 
-def model_spec(width: int, vocabulary: int) -> LatentModelSpec:
+def model_spec(width: int, vocabulary: int) -> ModelSpec:
     """The three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
-    return LatentModelSpec(
+    return ModelSpec(
         denoiser=ConditionalUnetSpec(
             channels=4,
             level_channels=(width,),
@@ -179,7 +190,7 @@ def train_autoencoder(
 
 
 def train_unet(
-    spec: LatentModelSpec,
+    spec: ModelSpec,
     x: jax.Array,
     condition: jax.Array,
     empty: jax.Array,
@@ -188,7 +199,7 @@ def train_unet(
     states: pathlib.Path,
 ) -> PyTree:
     """Mean squared error of the noise on latents x, with their captions, one in ten of which is left out."""
-    denoise, schedule = denoise_latents(spec), spec.schedule.build()
+    apply, schedule = denoise(spec), spec.schedule.build()
 
     def loss(variables: PyTree, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, 4)
@@ -197,7 +208,7 @@ def train_unet(
         noise = jax.random.normal(keys[2], (_BATCH, *x.shape[1:]))
         silent = jax.random.bernoulli(keys[3], 0.1, (_BATCH, 1, 1))
         told = jnp.where(silent, empty, condition[pick])
-        return jnp.mean((denoise(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
+        return jnp.mean((apply(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
 
     return _train(loss, _init(spec.denoiser, key), steps, key, states / "unet")
 
@@ -237,13 +248,13 @@ def _train(
     return state[2]
 
 
-def write_pipeline(folder: pathlib.Path, spec: LatentModelSpec, variables: Mapping[str, PyTree]) -> None:
+def write_pipeline(folder: pathlib.Path, spec: ModelSpec, variables: Mapping[str, PyTree]) -> None:
     """The networks and their configs, as diffusers and transformers write them."""
     parts = {"unet": spec.denoiser, "vae": spec.autoencoder, "text_encoder": spec.text_encoder}
     configs = {"unet": _unet_config(spec), "vae": _vae_config(spec), "text_encoder": _text_config(spec)}
     for name, part in parts.items():
         assert part is not None
-        table = latent_names.name_table(part, latent_names.naming_of(part, {}))
+        table = mapping.name_table(part, diffusers_names.naming_of(part, {}))
         state = mapping.to_state_dict(jax.tree.map(np.asarray, variables[name]), table)
         file = "model.safetensors" if name == "text_encoder" else "diffusion_pytorch_model.safetensors"
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -263,27 +274,19 @@ def write_pipeline(folder: pathlib.Path, spec: LatentModelSpec, variables: Mappi
     _write_json(folder / "model_index.json", {"_class_name": "StableDiffusionPipeline", **index})
 
 
-def _unet_config(spec: LatentModelSpec) -> dict[str, object]:
+def _unet_config(spec: ModelSpec) -> dict[str, object]:
     unet = spec.denoiser
     assert isinstance(unet, ConditionalUnetSpec)
     levels = range(len(unet.level_channels))
     return {
+        **diffusers_configs.CONDITIONAL_UNET.values(unet),
         "_class_name": "UNet2DConditionModel",
-        "act_fn": "silu",
         "attention_head_dim": unet.level_heads[0],
         "block_out_channels": list(unet.level_channels),
-        "cross_attention_dim": unet.context_channels,
         "down_block_types": [_block(level in unet.attention_levels, "Down") for level in levels],
         "up_block_types": [_block(level in unet.up_attention_levels, "Up") for level in reversed(levels)],
-        "downsample_padding": 1,
-        "flip_sin_to_cos": True,
-        "freq_shift": 0,
-        "in_channels": unet.channels,
         "out_channels": unet.channels,
-        "layers_per_block": unet.num_res_blocks,
-        "norm_eps": unet.norm_eps,
-        "norm_num_groups": unet.norm_groups,
-        "sample_size": spec.latent_shape[0],
+        "sample_size": spec.shape[0],
     }
 
 
@@ -291,38 +294,24 @@ def _block(attends: bool, way: str) -> str:
     return f"{'CrossAttn' if attends else ''}{way}Block2D"
 
 
-def _vae_config(spec: LatentModelSpec) -> dict[str, object]:
+def _vae_config(spec: ModelSpec) -> dict[str, object]:
     vae = spec.autoencoder
+    assert vae is not None
     return {
+        **diffusers_configs.AUTOENCODER.values(vae),
         "_class_name": "AutoencoderKL",
-        "act_fn": "silu",
         "block_out_channels": list(vae.level_channels),
         "down_block_types": ["DownEncoderBlock2D"] * len(vae.level_channels),
         "up_block_types": ["UpDecoderBlock2D"] * len(vae.level_channels),
-        "in_channels": vae.image_channels,
         "out_channels": vae.image_channels,
-        "latent_channels": vae.latent_channels,
-        "layers_per_block": vae.num_res_blocks,
-        "norm_num_groups": vae.norm_groups,
         "sample_size": IMAGE_SIZE,
-        "scaling_factor": vae.scaling_factor,
     }
 
 
-def _text_config(spec: LatentModelSpec) -> dict[str, object]:
-    text = spec.text_encoder
-    assert text is not None
-    return {
-        "architectures": ["CLIPTextModel"],
-        "model_type": "clip_text_model",
-        "hidden_act": text.activation,
-        "hidden_size": text.width,
-        "intermediate_size": text.mlp_width,
-        "max_position_embeddings": text.max_tokens,
-        "num_attention_heads": text.num_heads,
-        "num_hidden_layers": text.num_layers,
-        "vocab_size": text.vocabulary,
-    }
+def _text_config(spec: ModelSpec) -> dict[str, object]:
+    assert spec.text_encoder is not None
+    values = diffusers_configs.CLIP.values(spec.text_encoder)
+    return {**values, "architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
 
 
 def write_tokenizer(folder: pathlib.Path) -> None:
@@ -362,8 +351,8 @@ def _floats(pictures: np.ndarray) -> jax.Array:
 
 
 def _init(spec: NetworkSpec, key: jax.Array) -> PyTree:
-    inputs = [jnp.zeros(one.shape, one.dtype) for one in NETWORKS[spec.kind].inputs(spec)]
-    return jax.jit(build_network(spec).init)(key, *inputs)
+    inputs = [jnp.zeros(one.shape, one.dtype) for one in spec.example()]
+    return jax.jit(build(spec).init)(key, *inputs)
 
 
 def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:

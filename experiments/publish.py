@@ -17,7 +17,7 @@ import pyarrow as pa
 from absl import flags
 
 from dime_jax._util import digests, files
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.scoring import planning, score_table, shards
 from experiments.launch import run_app
 
@@ -40,10 +40,10 @@ def publish(run: pathlib.Path, to: pathlib.Path, trim_calibration: bool = False)
     for frozen in sorted(to.rglob("calibration.json")):
         original = run / frozen.parent.relative_to(to)
         sealed = digests.read(original / frozen.name).check()
-        for half in pipeline.HALVES:
+        for half in stages.HALVES:
             wanted = None
             if trim_calibration and half == "calibration":
-                jobs = planning.witness_jobs(pipeline.read_jobs(original))
+                jobs = planning.witness_jobs(stages.read_jobs(original))
                 wanted = {str(reading) for job in jobs for reading in job.recipe.readings}
             _publish_table(original / half, frozen.parent / half, wanted)
         digests.write(frozen, sealed.contents, sealed.digests or ())

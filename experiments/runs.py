@@ -14,10 +14,10 @@ from ml_collections.config_dict import ConfigDict
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.data import Halves, Split
+from dime_jax.data import Halves, Pair, Split
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import StudyFindings
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
@@ -32,11 +32,7 @@ _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
 _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_queries_per_image"}
 
 
-class Scores(NamedTuple):
-    """Scores of one attack on both sides of a half, lower for members."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+Scores = Pair[np.ndarray]  # of one attack on both sides of a half, lower for members
 
 
 class CalibrationHalf(NamedTuple):
@@ -162,7 +158,7 @@ class Run(NamedTuple):
     def calibration_half(self) -> CalibrationHalf:
         """Read the calibration half."""
         table = score_table.read_table(self.directory / "calibration")
-        jobs = tuple(pipeline.read_jobs(self.directory))
+        jobs = tuple(stages.read_jobs(self.directory))
         return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
 
     def overrides(self, seed: int | None = None) -> JsonObject:
@@ -181,7 +177,7 @@ class Run(NamedTuple):
     def at_edge(self) -> list[str]:
         """Rows whose timestep is the first or last of their grid, where a wider one might have done better."""
         times: dict[str, set[float]] = {}
-        for job in pipeline.read_jobs(self.directory):
+        for job in stages.read_jobs(self.directory):
             times.setdefault(job.attack.name, set()).add(job.setting.get("t", 0))
         return [
             row.title
@@ -256,16 +252,16 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     file, _, variant = record["file"].partition(":")
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
-    test, halves = score_table.read_table(directory / "test"), pipeline.read_halves(directory)
-    results, frozen = without_model.results(directory), pipeline.read_calibrations(directory)
-    asked, index = pipeline.asked_labels(directory), np.sort(test.index)
+    test, halves = score_table.read_table(directory / "test"), stages.read_halves(directory)
+    results, frozen = without_model.results(directory), stages.read_calibrations(directory)
+    asked, index = stages.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,
         study,
         variant,
         record["config"],
         tuple(
-            Row(one.attack, _tier(one), one, row, pipeline.frozen_scores(test, one, index), _level(test, one, index))
+            Row(one.attack, _tier(one), one, row, stages.frozen_scores(test, one, index), _level(test, one, index))
             for one, row in zip(frozen, results.results)
             if one.label in asked
         ),
@@ -277,7 +273,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
 
 def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
     alone = without_crowding(frozen)
-    return None if alone is None else pipeline.frozen_scores(test, alone, index)
+    return None if alone is None else stages.frozen_scores(test, alone, index)
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:

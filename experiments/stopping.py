@@ -19,7 +19,7 @@ from dime_jax import auditing, scoring
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
 from dime_jax.loading.opening import open_model
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.scoring import score_table
 from experiments import train
 from experiments.configs import digits
@@ -69,13 +69,13 @@ def enough(found: list[float]) -> int | None:
 def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     """Calibrate as the default audit of the model would."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
-    denoiser = open_model(model, output, config.conversion).denoiser
+    denoiser = open_model(model, cache=output, **config.model_options).denoiser
     images = open_images(config, denoiser)
-    decision: Decision = decide(config, denoiser, images)
+    decision: Decision = decide(config, denoiser, images, ("calibration", "calibrate"))
     assert decision.halves is not None
     table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
-    member = pipeline.frozen_scores(table, decision.decider, half.member)
-    heldout = pipeline.frozen_scores(table, decision.decider, half.heldout)
+    member = stages.frozen_scores(table, decision.decider, half.member)
+    heldout = stages.frozen_scores(table, decision.decider, half.heldout)
     return StopCheck(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
 
 

@@ -30,7 +30,7 @@ def model_spec(config: ConfigDict) -> models.ModelSpec:
     kind = fields.pop("kind")
     validate.check_choice(kind, list(_SPECS), "config.train.architecture.kind")
     shape = tuple(config.train.image_shape)
-    return models.ModelSpec(architecture=_SPECS[kind](image_channels=shape[-1], **fields), image_shape=shape)
+    return models.ModelSpec(denoiser=_SPECS[kind](image_channels=shape[-1], **fields), image_shape=shape)
 
 
 def training_options(section: ConfigDict) -> training.TrainingOptions:

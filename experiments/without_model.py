@@ -14,13 +14,13 @@ import numpy as np
 
 from dime_jax import data
 from dime_jax._util import files, records
-from dime_jax.auditing import pictures
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import json_files, wording
 from dime_jax.findings.known_images import beside
 from dime_jax.findings.results import StudyFindings
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
+from dime_jax.protocol.blind import fit_blind
 from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import score_table
 
@@ -49,7 +49,14 @@ class ImagesAlone(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> ImagesAlone:
+class Looked(NamedTuple):
+    """What was found, and the groups of all images of the source: copies of one picture, photos of one person."""
+
+    alone: ImagesAlone
+    groups: np.ndarray
+
+
+def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> Looked:
     """Compare all images of the halves with each other, and fit the blind baseline on the test half.
 
     Args:
@@ -58,15 +65,15 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
       transform: how the model sees them.
       seed: of folds, and of the part that is looked at where there are very many.
     """
+    everyone = halves.together()
     sides = [side for half in halves for side in (half.member, half.heldout)]
     duplicates = data.find_duplicates(source, np.concatenate(sides))
-    everyone = data.Split(*(np.concatenate([getattr(half, side) for half in halves]) for side in ("member", "heldout")))
     groups = data.merge_groups(duplicates.groups, source.identities)
     assert groups is not None
-    blind = pictures.fit_blind(source, groups, transform, halves.test, seed)
+    blind = fit_blind(source, groups, transform, halves.test, seed)
     scores = blind.scores or BlindScores(*(np.zeros(0, kind) for kind in (int, int, float, float)))
     found = data.report_duplicates(duplicates, everyone, halves)
-    return ImagesAlone(
+    alone = ImagesAlone(
         found,
         blind.auc,
         scores.member.tolist(),
@@ -75,6 +82,7 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
         scores.heldout_scores.tolist(),
         (*blind.warnings, *_across(found)),
     )
+    return Looked(alone, groups)
 
 
 def _across(found: data.DuplicateReport) -> list[str]:
@@ -85,16 +93,20 @@ def _across(found: data.DuplicateReport) -> list[str]:
     ]
 
 
+def write(directory: pathlib.Path, found: ImagesAlone) -> None:
+    """Write the file."""
+    files.write_json(directory / FILE, records.plain(found))
+
+
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
     """Write the file of a run that has none."""
     if not (directory / FILE).exists():
-        found = look(source, pipeline.read_halves(directory), transform, seed)
-        files.write_json(directory / FILE, records.plain(found))
+        write(directory, look(source, stages.read_halves(directory), transform, seed).alone)
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
     """What a run's score tables and its images show."""
-    found = pipeline.evaluation(directory)
+    found = stages.evaluation(directory)
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
@@ -103,10 +115,10 @@ def results(directory: pathlib.Path) -> StudyFindings:
     blind = None
     if alone.blind_auc is not None:
         arrays = (alone.member, alone.heldout, alone.member_scores, alone.heldout_scores)
-        asked = pipeline.asked_labels(directory)
-        best = best_calibrated([one for one in pipeline.read_calibrations(directory) if one.label in asked])
+        asked = stages.asked_labels(directory)
+        best = best_calibrated([one for one in stages.read_calibrations(directory) if one.label in asked])
         table = score_table.read_table(directory / "test")
-        blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc)
+        blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, stages.read_groups(directory))
     fields["warnings"] = (*found.warnings, *alone.warnings)
     return StudyFindings(**fields, blind_baseline=blind, duplicates=alone.duplicates)
 

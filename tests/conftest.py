@@ -29,6 +29,18 @@ def pytest_configure(config):
         config.pluginmanager.import_plugin("shortcuts")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """No test writes to the user's cache directory, and none finds there what an older converter left."""
+    before = os.environ.get("DIME_JAX_CACHE")
+    os.environ["DIME_JAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["DIME_JAX_CACHE"]
+    else:
+        os.environ["DIME_JAX_CACHE"] = before
+
+
 def pytest_collection_modifyitems(items):
     """The longest tests first, so that none is left to a single worker at the end."""
     items.sort(key=lambda item: item.path.parent.name not in ("experiments", "training"))

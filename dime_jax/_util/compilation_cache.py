@@ -9,11 +9,11 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, MutableMapping
 
-SWITCH, OFF = "DIME_JAX_CACHE", "off"
+from dime_jax._util.files import CACHE, OFF, user_cache
+
 _JAX_DIRECTORY, _JAX_LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
@@ -29,9 +29,9 @@ def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os
     Returns:
       The directory; None if there is none, or JAX's own variable is set.
     """
-    if environment.get(SWITCH) == OFF or _JAX_DIRECTORY in environment:
+    if environment.get(CACHE) == OFF or _JAX_DIRECTORY in environment:
         return None
-    directory = _base(environment) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{cpu_features()}"
+    directory = user_cache(environment) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{cpu_features()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -53,11 +53,3 @@ def cpu_features() -> str:
         lines = []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return hashlib.blake2b((known + flags).encode(), digest_size=4).hexdigest()
-
-
-def _base(environment: MutableMapping[str, str]) -> pathlib.Path:
-    if environment.get(SWITCH):
-        return pathlib.Path(environment[SWITCH]).expanduser()
-    name = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
-    home = environment.get("HOME") or str(pathlib.Path.home())
-    return pathlib.Path(environment.get(name) or pathlib.Path(home) / ".cache") / "dime_jax"

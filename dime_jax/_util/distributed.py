@@ -1,5 +1,6 @@
 """Several processes and devices: steps that all processes take together, and how arrays lie on the devices."""
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -30,6 +31,11 @@ def together(step: Callable[[], T]) -> T:
 def on_first_process(step: Callable[[], object]) -> None:
     """Take a step in the first process while the others wait; if it fails, all stop."""
     together(step if jax.process_index() == 0 else lambda: None)
+
+
+def shared_cache(directory: pathlib.Path) -> pathlib.Path | None:
+    """Return the directory of a run if several processes share it; None, for the user's own cache, if there is one."""
+    return directory if jax.process_count() > 1 else None
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:

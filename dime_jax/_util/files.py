@@ -1,12 +1,20 @@
 """Files of a run: written completely or not at all, by one process at a time."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import filelock
+
+if TYPE_CHECKING:
+    from dime_jax._util.typing import JsonObject  # imports JAX, which takes a while
+
+CACHE, OFF = "DIME_JAX_CACHE", "off"
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
@@ -30,23 +38,79 @@ def write_json(path: pathlib.Path, contents: object) -> None:
     write_atomically(path, (json.dumps(contents, indent=2) + "\n").encode())
 
 
+def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
+    """Return the JSON object in a small file from a stranger; a key that occurs twice is refused.
+
+    Raises:
+      ValueError: in one line that names the file.
+    """
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    if file.stat().st_size > most:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    try:
+        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(contents, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    return contents
+
+
+def unique(pairs: list[tuple[str, object]]) -> "JsonObject":
+    """For `object_pairs_hook`: return a dict, unless a key occurs twice."""
+    result: JsonObject = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"the key {name!r} occurs twice")
+        result[name] = value
+    return result
+
+
+def file_digests(path: pathlib.Path) -> dict[pathlib.Path, str]:
+    """Return the SHA-256 of a file, or of every file in a folder, in the order of their paths."""
+    if not path.exists():
+        raise ValueError(f"no file or folder {path}")
+    digests = {}
+    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
+        with file.open("rb") as stream:
+            digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def printable(text: str) -> str:
+    """Return a text for people; names in a file may hold anything, line breaks and terminal escapes included."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
-def locked(directory: pathlib.Path, what: str) -> Iterator[None]:
-    """Hold the directory's lock; the operating system lets go of it when the process ends, however it ends.
+def locked(directory: pathlib.Path, what: str, name: str = "lock", wait: bool = False) -> Iterator[None]:
+    """Hold a lock in a directory; the operating system lets go of it when the process ends, however it ends.
 
     Args:
       directory: made if it is not there.
       what: is in it, for messages, such as "score table".
+      name: of the lock's file.
+      wait: for whoever else holds it; else that is an error.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        held = filelock.FileLock(directory / "lock").acquire(timeout=0)
+        held = filelock.FileLock(directory / name).acquire(timeout=-1 if wait else 0)
     except filelock.Timeout:
         raise ValueError(f"another run is writing the {what} {directory}; wait for it or stop it") from None
     except OSError as error:
         raise OSError(error.errno, f"cannot write a {what}: {error.strerror}", str(directory)) from None
     with held:
         yield
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> pathlib.Path:
+    """Return the user's own directory for what can be made again: DIME_JAX_CACHE, unless it is "off", or the usual."""
+    if environment.get(CACHE, OFF) not in (OFF, ""):
+        return pathlib.Path(environment[CACHE]).expanduser()
+    name = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
+    home = environment.get("HOME") or str(pathlib.Path.home())
+    return pathlib.Path(environment.get(name) or pathlib.Path(home) / ".cache") / "dime_jax"
 
 
 def _sync_directory(directory: pathlib.Path) -> None:

@@ -1,6 +1,8 @@
 """Frozen records as JSON and back, by their type hints: each field is named once, where it is declared.
 
-A record is a frozen dataclass or a NamedTuple. Numbers that are not finite are null in JSON, and NaN when read.
+A record is a frozen dataclass or a NamedTuple. Numbers that are not finite are null in JSON, and NaN when read. The
+class variable `kind` of a record's type, if it has one, is the first key in JSON, and tells the types of a `Tagged`
+field apart.
 """
 
 import dataclasses
@@ -8,7 +10,7 @@ import enum
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, Union
 
 import numpy as np
@@ -19,6 +21,20 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Record = TypeVar("Record")
 # The type of a field that JSON does not have where it is None; its default must be None.
 Absent = Annotated[Record | None, _ABSENT]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tagged:
+    """In `Annotated[Base, Tagged(types)]`: the field is of the one of these types, among those of Base, of its kind."""
+
+    types: Collection[type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Null:
+    """In `Annotated[float, Null(x)]`: null in JSON is read as x, not as NaN."""
+
+    means: float
 
 
 def plain(value: object) -> Json:
@@ -50,7 +66,8 @@ def plain_object(value: object) -> dict[str, Json]:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     absent = _absent(value)
-    return {name: plain(getattr(value, name)) for name in field_names(value) if name not in absent}
+    fields = {name: plain(getattr(value, name)) for name in field_names(value) if name not in absent}
+    return {**_tag(type(value)), **fields}
 
 
 def field_names(record: object) -> tuple[str, ...]:
@@ -60,37 +77,39 @@ def field_names(record: object) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(typing.cast(Any, record)))
 
 
-def parse(kind: type[Record], value: object, where: str) -> Record:
-    """A record of some type from JSON. Keys that the type does not know are passed over.
+def parse(kind: type[Record], value: object, where: str, *, strict: bool = False) -> Record:
+    """A record of some type from JSON.
 
     Args:
       kind: the type; its fields may be numbers, strings, enums, records, and tuples, lists and mappings of these.
       value: what JSON has.
       where: the file and the place in it, for errors.
+      strict: require exactly the fields of each record; else those that have defaults may be missing, and keys that
+        the type does not know are passed over.
 
     Raises:
       ValueError: in one line, if something is missing or of another type.
     """
-    return _parse(kind, value, where)
+    return _parse(kind, value, where, strict)
 
 
-def _parse(kind: Any, value: object, where: str) -> Any:
+def _parse(kind: Any, value: object, where: str, strict: bool) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        base, note = arguments[:2]
+        if isinstance(note, Null) and value is None:
+            return note.means
+        return _parse(_choose(note, base, value, where) if isinstance(note, Tagged) else base, value, where, strict)
     if origin in (Union, types.UnionType):
-        return _parse_union(arguments, value, where)
+        return _parse_union(arguments, value, where, strict)
     base = origin or kind
     if dataclasses.is_dataclass(base) or hasattr(base, "_fields"):
-        return _parse_record(base, arguments, value, where)
-    if base is tuple and arguments[-1:] != (...,):
-        items = _expect(list, value, where)
-        if len(items) != len(arguments):
-            raise ValueError(f"expected {where} to be a list of {len(arguments)}, got {len(items)}")
-        return tuple(_parse(one, item, f"{where}[{i}]") for i, (one, item) in enumerate(zip(arguments, items)))
+        return _parse_record(base, arguments, value, where, strict)
     if base in (tuple, list, Sequence):
-        items = [_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, value, where))]
-        return items if base is list else tuple(items)
+        return _parse_items(base, arguments, _expect(list, value, where), where, strict)
     if base in (dict, Mapping):
-        return {key: _parse(arguments[1], one, f"{where}.{key}") for key, one in _expect(dict, value, where).items()}
+        items = _expect(dict, value, where).items()
+        return {key: _parse(arguments[1], one, f"{where}.{key}", strict) for key, one in items}
     if issubclass(base, enum.Enum):
         if value not in [member.value for member in base]:
             raise ValueError(f"expected {where} to be one of {', '.join(str(m.value) for m in base)}, got {value!r}")
@@ -100,31 +119,72 @@ def _parse(kind: Any, value: object, where: str) -> Any:
     return _expect(base, value, where)
 
 
-def _parse_union(kinds: Sequence[Any], value: object, where: str) -> Any:
+def _parse_items(base: Any, kinds: Sequence[Any], items: list[object], where: str, strict: bool) -> Any:
+    """A list, or a tuple of some length or of any."""
+    if base is tuple and kinds[-1:] != (...,):
+        if len(items) != len(kinds):
+            raise ValueError(f"expected {where} to be a list of {len(kinds)}, got {len(items)}")
+    else:
+        plain_kind = getattr(kinds[0], "__origin__", kinds[0])  # without the notes of `Annotated`
+        if plain_kind in (bool, int, float, str) and all(type(item) is plain_kind for item in items):
+            return items if base is list else tuple(items)  # a stranger's list may be very long
+        kinds = [kinds[0]] * len(items)
+    parsed = [_parse(kind, item, f"{where}[{i}]", strict) for i, (kind, item) in enumerate(zip(kinds, items))]
+    return parsed if base is list else tuple(parsed)
+
+
+def _parse_union(kinds: Sequence[Any], value: object, where: str, strict: bool) -> Any:
     """The first of the types that fits."""
     if value is None and type(None) in kinds:
         return None
     errors = []
     for kind in (kind for kind in kinds if kind is not type(None)):
         try:
-            return _parse(kind, value, where)
+            return _parse(kind, value, where, strict)
         except ValueError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str) -> Any:
-    contents, hints = _expect(dict, value, where), typing.get_type_hints(kind)
+def _tag(kind: Any) -> dict[str, str]:
+    """What JSON has of a type beside its fields: its class variable `kind`, if there is one."""
+    tag = getattr(kind, "kind", None)
+    return {"kind": tag} if isinstance(tag, str) and "kind" not in field_names(kind) else {}
+
+
+def _choose(tagged: Tagged, base: Any, value: object, where: str) -> Any:
+    """The type that the kind of a record names."""
+    kinds = {kind.kind: kind for kind in tagged.types if issubclass(kind, base)}  # type: ignore[attr-defined]
+    return kinds[_expect_kind(list(kinds), _expect(dict, value, where), where)]
+
+
+def _expect_kind(kinds: Sequence[Any], contents: Mapping[str, object], where: str) -> Any:
+    kind = contents.get("kind")
+    if kind not in kinds:
+        raise ValueError(f"unknown {where} kind {_short(kind)}; expected one of {', '.join(kinds)}")
+    return kind
+
+
+def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str, strict: bool) -> Any:
+    contents, hints = _expect(dict, value, where), typing.get_type_hints(kind, include_extras=True)
     variables = dict(zip(getattr(kind, "__parameters__", ()), arguments))
-    optional = _optional(kind)
-    values = {}
-    for name in field_names(kind):
-        if name in contents:
-            hint = variables.get(hints[name], hints[name])
-            values[name] = _parse(hint, contents[name], f"{where}.{name}")
-        elif name not in optional:
+    names = field_names(kind)
+    if _tag(kind):
+        _expect_kind([kind.kind], contents, where)
+    if strict:
+        _check_keys(contents, {*names, *_tag(kind)}, where)
+    for name in names:
+        if name not in contents and name not in _optional(kind):
             raise ValueError(f"expected {where} to have {name!r}, it has {', '.join(contents) or 'nothing'}")
-    return kind(**values)
+    values = {name: (variables.get(hints[name], hints[name]), contents[name]) for name in names if name in contents}
+    return kind(**{name: _parse(*of, f"{where}.{name}", strict) for name, of in values.items()})
+
+
+def _check_keys(contents: Mapping[str, object], expected: set[str], where: str) -> None:
+    problems = [f"unknown {_short(key)}" for key in sorted(contents.keys() - expected)]
+    problems += [f"missing {key!r}" for key in sorted(expected - contents.keys())]
+    if problems:
+        raise ValueError(f"bad fields in {where}: {', '.join(problems[:5])}")
 
 
 def _optional(kind: Any) -> set[str]:
@@ -146,3 +206,8 @@ def _absent(record: object) -> set[str]:
     hints = typing.get_type_hints(type(record), include_extras=True)
     declared = (name for name, hint in hints.items() if _ABSENT in getattr(hint, "__metadata__", ()))
     return {name for name in declared if getattr(record, name) is None}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

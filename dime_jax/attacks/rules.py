@@ -13,17 +13,12 @@ import jax
 import numpy as np
 
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.data.pairs import Pair
 from dime_jax.evidence import metrics
 
 # Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
 Terms: TypeAlias = jax.Array | np.ndarray
-
-
-class TermPair(NamedTuple):
-    """An attack's terms at one setting: [columns, n] for members and for held-out images."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
 
 
 class TermStats(NamedTuple):

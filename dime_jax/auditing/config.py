@@ -4,15 +4,15 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from dime_jax import scoring
 from dime_jax._util import validate
 from dime_jax.attacks import Setting, get_attack, load_attack_module
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.data import Source
 from dime_jax.data.captions import CHOICES
+from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
 from dime_jax.protocol.facts import Settings
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
@@ -88,6 +88,7 @@ class AuditConfig:
       seed: of halves, draws and resampling.
       options: how to run the queries.
       conversion: what a checkpoint to convert, or a hosted model, does not say itself.
+      use: how a latent model is used.
       remote: how a hosted model is asked.
     """
 
@@ -118,6 +119,7 @@ class AuditConfig:
     seed: int = 0
     options: scoring.ScoringOptions = DEFAULT_OPTIONS
     conversion: ConversionOptions = NO_OPTIONS
+    use: UseOptions = NO_USE_OPTIONS
     remote: RemoteOptions = NO_REMOTE_OPTIONS
 
     def __post_init__(self) -> None:
@@ -148,6 +150,11 @@ class AuditConfig:
         """Require what is to decide to be among these rows."""
         if self.decide_with is not None and self.decide_with not in labels:
             raise ValueError(f"unknown attack {self.decide_with!r} to decide with; expected one of {', '.join(labels)}")
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The options of `open_model`."""
+        return vars(self.conversion) | vars(self.use)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -227,7 +234,7 @@ class AuditConfig:
             delta=self.delta,
             randomised=self.randomised,
             seed=self.seed,
-            conversion=self.conversion.given() or None,
+            conversion={**self.conversion.given(), **self.use.given()} or None,
             remote=self.remote.given() or None,
             after=_name(after),
         )

@@ -1,14 +1,14 @@
 """How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from dime_jax._util.progress import duration
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.images import AuditImages
 from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.scoring import planning, query_ledger
 
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 def expected(
-    config: AuditConfig, images: AuditImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
+    config: AuditConfig, images: CheckedImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
 ) -> Cost:
     """What an audit of these images will take."""
     jobs, candidates = config.jobs(conditions), len(images.candidates)
@@ -56,7 +56,7 @@ def expected(
     calibrated = [_at_most(half, sizes.calibration_size) for half in halves]
     tested = [_at_most(half, sizes.test_size) for half in halves]
     heldout = len(images.split.heldout) if sizes.every_heldout else 2 * max(tested[1], calibrated[1])
-    reference = _at_most(heldout, len(images.split.heldout)) - calibrated[1]
+    compared = _at_most(heldout, len(images.split.heldout)) - calibrated[1]
     dearest: dict[tuple[str, float | None], int] = {}
     for job in jobs:
         row = job.attack.name, job.setting.get("q")
@@ -64,9 +64,9 @@ def expected(
     return Cost(
         sum(calibrated) * planning.make_plan([*jobs, *witness], schedule).queries_per_image,
         sum(tested) * (sum(dearest.values()) + sum(job.queries for job in witness)),
-        max(deciding) * each * (reference + candidates) if candidates else 0,
+        max(deciding) * each * (compared + candidates) if candidates else 0,
         len(jobs),
-        reference,
+        compared,
         max(deciding),
     )
 
@@ -75,9 +75,7 @@ def _at_most(count: int, most: int | None) -> int:
     return count if most is None else min(count, most)
 
 
-def announced(
-    config: AuditConfig, images: AuditImages, denoiser: Denoiser, say: Callable[[AuditConfig, str], None]
-) -> AuditConfig:
+def announced(config: AuditConfig, images: CheckedImages, denoiser: Denoiser) -> AuditConfig:
     """The same audit, that says once, from its first measured queries, how long it will take in all.
 
     Above ten minutes it also says what the light profile would take, and what that loses. Nothing is asked to find out.
@@ -89,14 +87,14 @@ def announced(
         if not said:
             said = True
             for line in announcement(config, images, denoiser.schedule, seconds, config.offered(denoiser)):
-                say(config, line)
+                config.options.say(line)
 
     return dataclasses.replace(config, options=dataclasses.replace(config.options, on_rate=on_rate))
 
 
 def announcement(
     config: AuditConfig,
-    images: AuditImages,
+    images: CheckedImages,
     schedule: NoiseSchedule,
     seconds: float,
     conditions: Collection[str] = (OWN,),

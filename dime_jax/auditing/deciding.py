@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax import data
+from dime_jax import data, scoring
 from dime_jax.attacks import Setting
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.images import AuditImages
+from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning
@@ -33,6 +34,7 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       theory_setting: without: the setting that was stated.
+      options: for all that is asked further, see `protocol.stages.run`.
     """
 
     decider: Calibration
@@ -40,6 +42,7 @@ class Decision(NamedTuple):
     heldout: np.ndarray
     halves: data.Halves | None
     theory_setting: Setting | None
+    options: scoring.ScoringOptions
 
     @property
     def label(self) -> str:
@@ -47,35 +50,59 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> Decision:
-    """With known members, calibrate on one half of them and of the held-out images; else DIME with theory weights."""
+def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, take: Sequence[str]) -> Decision:
+    """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
+
+    Args:
+      config: the settings.
+      denoiser: the model.
+      images: to ask about.
+      take: stages of the protocol, the calibration of attacks among them.
+    """
+    directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
-        decider = pipeline.theory_weights(denoiser.schedule, setting)
-        return Decision(decider, why, images.split.heldout, None, setting)
-    choice, halves = _calibrate(config, denoiser, images)
-    return Decision(*choice, images.reference(halves.calibration), halves, None)
-
-
-def _calibrate(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> tuple[Choice, data.Halves]:
-    """Score one half with the grid, freeze every attack, and choose the one that decides."""
-    sizes = config.sizes()
-    halves = data.halves(
-        images.split,
-        images.source.ids,
-        seed=config.seed,
-        groups=images.groups,
-        calibration_size=sizes.calibration_size,
-        test_size=sizes.test_size,
+        decider = stages.theory_weights(denoiser.schedule, setting)
+        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images))
+    halves = cut(config, images.split, images.source, images.groups)
+    options = run_protocol(config, denoiser, images, halves, take)
+    choice = choose_decider(
+        stages.read_calibrations(directory),
+        stages.asked_labels(directory),
+        config.decide_with,
+        stages.read_direction(directory, ["calibration"], images.groups),
     )
+    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, options)
+
+
+def run_protocol(
+    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, halves: data.Halves, take: Sequence[str]
+) -> scoring.ScoringOptions:
+    """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
-    pipeline.begin(config.directory, jobs, halves, config.seed)
-    pipeline.score_half(config.directory, "calibration", denoiser, images.source, options=config.options)
-    frozen = pipeline.calibrate_run(config.directory)
-    direction = pipeline.read_direction(config.directory, ["calibration"], images.groups)
-    return choose_decider(frozen, pipeline.asked_labels(config.directory), config.decide_with, direction), halves
+    return stages.run(
+        config.directory,
+        denoiser,
+        images.source,
+        halves,
+        jobs,
+        heldout=images.split.heldout,
+        groups=images.groups,
+        seed=config.seed,
+        options=config.options,
+        take=take,
+        say=config.options.say,
+    )
+
+
+def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> scoring.ScoringOptions:
+    """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
+    options, heldout = config.options, images.split.heldout
+    return stages.guard(
+        config.directory, denoiser, images.source, heldout, seed=config.seed, options=options, say=options.say
+    )
 
 
 def choose_decider(

@@ -9,18 +9,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dime_jax._util.distributed import on_first_process, shared_cache
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
-from dime_jax.auditing.deciding import decide
+from dime_jax.auditing.deciding import decide, guard
 from dime_jax.auditing.images import open_images
 from dime_jax.auditing.stages import (
     AuditResult,
     asked_captions,
-    check_model,
     describe_model,
     environment,
-    say,
     score_candidates,
 )
 from dime_jax.core.denoiser import Denoiser
@@ -51,13 +50,14 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
-        say(config, f"warning: {warning}")
+        config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    checked = [check_model(config, model.denoiser, images) for model in models]
-    decision = decide(checked[0], models[0].denoiser, images)
-    for name, model, guarded in zip(MODELS, models, checked):
-        say(config, f"{name}: {model.describe()}")
-        score_candidates(guarded, model.denoiser, images, decision, config.directory / name)
+    options_after = guard(config, models[1].denoiser, images)
+    decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
+    for name, model, options in zip(MODELS, models, (decision.options, options_after)):
+        config.options.say(f"{name}: {model.describe()}")
+        asked = decision._replace(options=options)
+        score_candidates(config, model.denoiser, images, asked, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(
         settings=config.settings(after),
@@ -81,7 +81,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     groups = images.groups[np.concatenate([heldout, images.candidates])]
     statistics = pictures.picture_statistics(images, models[0].denoiser.image_shape, heldout, config.seed)
     arrays = CompareArrays(heldout, images.candidates, groups, statistics)
-    json_files.write_compare_arrays(config.directory, arrays)
+    on_first_process(lambda: json_files.write_compare_arrays(config.directory, arrays))
     return _report(CompareRecord(config.directory, facts, arrays))
 
 
@@ -101,8 +101,13 @@ def report_comparison(directory: str | os.PathLike[str]) -> AuditResult:
 
 def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:
     found = find_deletion(record, warnings)
-    json_files.write_deletion(record.directory, *found)
-    return AuditResult(found.results, record.directory, html.write_comparison(record.directory, *found))
+
+    def write() -> None:
+        json_files.write_deletion(record.directory, *found)
+        html.write_comparison(record.directory, *found)
+
+    on_first_process(write)
+    return AuditResult(found.results, record.directory, record.directory / html.PAGE)
 
 
 def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> list[OpenedModel]:
@@ -112,8 +117,9 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
         raise ValueError("expected both models on one server where a token is named: it is sent to no other")
     options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
+    cache = shared_cache(config.directory)
     return [
-        open_model(model, config.directory, config.conversion, lambda text: say(config, text), remote)
+        open_model(model, cache=cache, remote=remote, say=config.options.say, **config.model_options)
         for model, remote in zip(named, options)
     ]
 

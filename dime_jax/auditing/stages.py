@@ -3,36 +3,35 @@
 Every stage that makes queries continues where it was interrupted; the others take seconds and are repeated.
 """
 
-import dataclasses
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from dime_jax import scoring
+from dime_jax import data, scoring
+from dime_jax._util.distributed import on_first_process, shared_cache
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
-from dime_jax.auditing.images import AuditImages, open_images
-from dime_jax.auditing.pictures import Blind
+from dime_jax.auditing.images import open_images
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.data import Split
+from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
-from dime_jax.guards import identity, model_check
+from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
-from dime_jax.protocol.record import Record, candidates_directory, read_reference, variations_directory
+from dime_jax.protocol.record import Record, candidates_directory, read_known, variations_directory
 from dime_jax.report import html
 
 
@@ -56,31 +55,30 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model = open_model(config.model, config.directory, config.conversion, lambda text: say(config, text), config.remote)
+    cache = shared_cache(config.directory)
+    model = open_model(config.model, cache=cache, remote=config.remote, say=config.options.say, **config.model_options)
     images = open_images(config, model.denoiser)
-    say(config, _introduction(model, images))
+    config.options.say(_introduction(model, images))
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
-        say(config, f"warning: {warning}")
+        config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    config = cost.announced(config, images, model.denoiser, say)
-    config = check_model(config, model.denoiser, images)
-    decision = decide(config, model.denoiser, images)
-    if decision.halves is not None:
-        pipeline.score_half(config.directory, "test", model.denoiser, images.source, options=config.options)
+    config = cost.announced(config, images, model.denoiser)
+    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"))
     if len(images.candidates):
         score_candidates(
             config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
         )
     if len(images.candidates) and config.variations:
         _score_variations(config, model.denoiser, images, decision)
-    return _report(_write_record(config, model, images, decision))
+    on_first_process(lambda: _write_record(config, model, images, decision))
+    return _report(json_files.read_record(config.directory))
 
 
-def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, decision: Decision) -> Record:
+def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> None:
     """Write down all that the report is made from, once all queries are made."""
     shape, halves = model.denoiser.image_shape, decision.halves
-    reference = read_reference(config.directory, decision.label, decision.heldout, halves is not None)
-    thumbnails = pictures.make_thumbnails(images, shape, reference.split, reference.scores(decision.decider))
+    known = read_known(config.directory, decision.label, decision.heldout, halves is not None)
+    thumbnails = pictures.make_thumbnails(images, shape, known.split, known.scores(decision.decider))
     statistics = known_statistics = None
     if len(images.candidates):
         statistics = pictures.picture_statistics(images, shape, decision.heldout, config.seed)
@@ -88,17 +86,19 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         known_statistics = pictures.known_statistics(images, shape, decision.heldout, halves)
     blind = captions = Blind(None, None)
     if halves is not None:
-        blind = pictures.fit_blind_baseline(images, shape, reference.split, config.seed)
+        blind = fit_blind(
+            images.source, images.groups, data.transform_for(images.source, shape), known.split, config.seed
+        )
     if halves is not None and asked_captions(config, model.denoiser) == "own":
-        captions = pictures.fit_caption_baseline(images, reference.split, config.seed)
+        captions = fit_caption_baseline(images.source, images.groups, known.split, config.seed)
     unusable = images.count_unusable()
     facts = AuditFacts(
         settings=config.settings(),
         images=ImageCounts(
             members=len(images.split.member),
             heldout=len(images.split.heldout),
-            calibration=None if halves is None else _sizes(halves.calibration),
-            test=None if halves is None else _sizes(halves.test),
+            calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
+            test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
             candidates=len(images.candidates) + unusable.candidates,
             unusable=unusable,
         ),
@@ -110,7 +110,7 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         duplicates=images.duplicates,
         environment=environment(),
         captions=asked_captions(config, model.denoiser),
-        grid_size=1 if halves is None else len(pipeline.read_jobs(config.directory)),
+        grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),
         model=describe_model(model),
         warnings=(
             *images.warnings,
@@ -133,53 +133,44 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: AuditImages, 
         captions.scores,
         known_statistics,
     )
-    return json_files.write_record(config.directory, facts, arrays)
-
-
-def check_model(config: AuditConfig, denoiser: Denoiser, images: AuditImages) -> AuditConfig:
-    """Check that the model is a denoiser, before thousands of queries; say so at once if it is none.
-
-    Returns:
-      The same audit, that notices if the model is another than the one it was begun with.
-    """
-    found = model_check.check_once(
-        config.directory, denoiser, images.source, images.split.heldout, seed=config.seed, options=config.options
-    )
-    if not found.passed:
-        say(config, f"warning: {found.summary}")
-    options = identity.guarded(config.directory, denoiser, config.options)
-    return dataclasses.replace(config, options=options)
+    json_files.write_record(config.directory, facts, arrays)
 
 
 def score_candidates(
-    config: AuditConfig, denoiser: Denoiser, images: AuditImages, decision: Decision, directory: pathlib.Path
+    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision, directory: pathlib.Path
 ) -> None:
     """Ask about the candidates, and about the held-out images to compare them with, by the attack that decides."""
-    scoring.score(
-        denoiser,
-        images.source,
-        [pipeline.frozen_job(decision.decider)],
-        directory,
-        indices=pipeline.shuffled(np.concatenate([decision.heldout, images.candidates]), config.seed),
-        tolerated=images.candidates,
-        seed=config.seed,
-        options=config.options.within(config.directory),
-    )
+    both = np.concatenate([decision.heldout, images.candidates])
+    _score(config, denoiser, images.source, decision, directory, both, images.candidates)
 
 
-def _score_variations(config: AuditConfig, denoiser: Denoiser, images: AuditImages, decision: Decision) -> None:
+def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision) -> None:
     """Ask about variations of the held-out images and of the candidates alike."""
     source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
-    places = np.arange(len(source))
+    places, directory = np.arange(len(source)), variations_directory(config.directory, decision.label)
+    of_candidates = places[len(decision.heldout) * len(VARIATIONS) :]
+    _score(config, denoiser, source, decision, directory, places, of_candidates)
+
+
+def _score(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    source: data.Source,
+    decision: Decision,
+    directory: pathlib.Path,
+    indices: np.ndarray,
+    tolerated: np.ndarray,
+) -> None:
+    """Score some images by the attack that decides; `tolerated` as for `scoring.score`."""
     scoring.score(
         denoiser,
         source,
-        [pipeline.frozen_job(decision.decider)],
-        variations_directory(config.directory, decision.label),
-        indices=pipeline.shuffled(places, config.seed),
-        tolerated=places[len(decision.heldout) * len(VARIATIONS) :],
+        [stages.frozen_job(decision.decider)],
+        directory,
+        indices=stages.shuffled(indices, config.seed),
+        tolerated=tolerated,
         seed=config.seed,
-        options=config.options.within(config.directory),
+        options=decision.options.within(config.directory),
     )
 
 
@@ -191,12 +182,13 @@ def report(directory: str | os.PathLike[str]) -> AuditResult:
 
 def _report(record: Record, warnings: Sequence[str] = ()) -> AuditResult:
     found = finding.find(record, warnings)
-    json_files.write_findings(record.directory, *found)
-    return AuditResult(found.results, record.directory, html.write_report(record, found))
 
+    def write() -> None:
+        json_files.write_findings(record.directory, *found)
+        html.write_report(record, found)
 
-def _sizes(split: Split) -> HalfCounts:
-    return HalfCounts(len(split.member), len(split.heldout))
+    on_first_process(write)
+    return AuditResult(found.results, record.directory, record.directory / html.PAGE)
 
 
 def describe_model(model: OpenedModel) -> ModelFacts:
@@ -231,14 +223,8 @@ def environment() -> Environment:
     )
 
 
-def _introduction(model: OpenedModel, images: AuditImages) -> str:
+def _introduction(model: OpenedModel, images: CheckedImages) -> str:
     split = images.split
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))
     return model.describe() + "\n" + ", ".join(f"{n:,} {what}" for n, what in counts if n)
-
-
-def say(config: AuditConfig, text: str) -> None:
-    """One line on standard error, unless the run is silent."""
-    if not config.options.silent:
-        print(text, file=sys.stderr)

@@ -7,7 +7,7 @@ have a space of its own (latents), to which it encodes pixels, and may be condit
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.draws import Draws, id_numbers
 from dime_jax.core.schedule import NoiseSchedule
-
-if TYPE_CHECKING:
-    from dime_jax import data
 
 # Trace terms are differences of two network outputs. Accelerators round matmuls and convolutions to fewer bits unless
 # told otherwise, and in bfloat16 the rank correlation of the trace at gamma = 0.1 falls to 0.82.
@@ -241,12 +238,17 @@ class Denoiser:
             raise ValueError(f"{self.name} takes no text: expected a text-conditioned model to embed captions with")
         return self._embed(self.params, captions)
 
-    def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
-        """What the model is told about the images of a batch, under each of `conditions`.
+    def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
+        """Return what the model is told about some images, under each of `conditions`.
 
         Here: the class labels, for class-conditional models. Models that know other conditions replace this method.
+
+        Args:
+          labels: of the images, int [B]; None if they have none.
+          captions: of the images; None if they have none.
         """
-        return {OWN: None if self.num_classes is None else batch.labels}
+        del captions
+        return {OWN: None if self.num_classes is None else labels}
 
     def check_condition(self, condition: PyTree, batch: int) -> PyTree:
         """The condition of so many images as arrays; a single label is that of all of them.

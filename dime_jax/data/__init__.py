@@ -14,6 +14,7 @@ from dime_jax.data.groups import merge_groups as merge_groups
 from dime_jax.data.groups import read_groups as read_groups
 from dime_jax.data.groups import shared_groups as shared_groups
 from dime_jax.data.opening import open_source as open_source
+from dime_jax.data.pairs import Pair as Pair
 from dime_jax.data.sources import BadImage as BadImage
 from dime_jax.data.sources import Item as Item
 from dime_jax.data.sources import Source as Source

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dime_jax._util.downloads import PREFIX, DownloadError, fetch_files
 from dime_jax.data import decoding, parquet
 from dime_jax.data.captions import CaptionOptions
 from dime_jax.data.sources import Source
@@ -50,8 +51,6 @@ def hub(
     Raises:
       ValueError: in one line, for a dataset, revision, configuration or split that is not there, and as `parquet` does.
     """
-    from checkpoints_convert.hub import PREFIX, fetch_files
-
     fetched = fetch_files(
         f"{PREFIX}{path}",
         lambda names: split_files(names, split, config),
@@ -78,29 +77,25 @@ def split_files(names: Sequence[str], split: str, config: str | None = None) -> 
     """The Parquet files of one split, in order, of the paths of all files of a dataset.
 
     Raises:
-      CheckpointError: if there are none, if nothing tells which configuration is wanted, or if a file of several is
+      DownloadError: if there are none, if nothing tells which configuration is wanted, or if a file of several is
         missing; what there is is listed.
     """
-    from checkpoints_convert.torch_pickle import CheckpointError
-
     parts = [part for part in map(_part, names) if part is not None]
     if not parts:
-        raise CheckpointError(
-            "has no Parquet files; the Hub may keep some of it under the revision refs/convert/parquet"
-        )
+        raise DownloadError("has no Parquet files; the Hub may keep some of it under the revision refs/convert/parquet")
     configs = sorted({part.config for part in parts})
     if config is None and len(configs) > 1:
-        raise CheckpointError(f"has several configurations, name one with ?config=: {_listed(configs)}")
+        raise DownloadError(f"has several configurations, name one with ?config=: {_listed(configs)}")
     chosen = config or configs[0]
     if chosen not in configs:
-        raise CheckpointError(f"has no configuration {chosen!r}, expected one of {_listed(configs)}")
+        raise DownloadError(f"has no configuration {chosen!r}, expected one of {_listed(configs)}")
     found = sorted((part.number, part) for part in parts if (part.config, part.split) == (chosen, split))
     if not found:
         splits = sorted({part.split for part in parts if part.config == chosen})
-        raise CheckpointError(f"has no split {split!r}, expected one of {_listed(splits)}")
+        raise DownloadError(f"has no split {split!r}, expected one of {_listed(splits)}")
     numbers, count = [number for number, _ in found], found[0][1].shards
     if count is not None and numbers != list(range(count)):
-        raise CheckpointError(f"expected {count} files of the split {split!r}, got {len(numbers)}")
+        raise DownloadError(f"expected {count} files of the split {split!r}, got {len(numbers)}")
     return [part.path for _, part in found]
 
 

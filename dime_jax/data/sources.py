@@ -54,6 +54,7 @@ class Source:
         the images are in the order in which they were first published.
       captions: one text per image, perhaps empty; None if there are none (see `require_captions`).
       caption_problem: why there are no captions, where that can be said.
+      parts: of a source that was joined from two with different transforms: these (see `roles.own_transforms`).
     """
 
     name: str
@@ -66,6 +67,7 @@ class Source:
     class_names: tuple[str, ...] | None = None
     captions: Sequence[str] | None = None
     caption_problem: str | None = None
+    parts: tuple["Source", ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.ids) == 0:
@@ -240,6 +242,7 @@ def join(members: Source, heldout: Source) -> Source:
         labels=both(members.labels, heldout.labels) if same_classes else None,
         identities=both(members.identities, heldout.identities),
         transform=members.transform if members.transform == heldout.transform else "fit",
+        parts=() if members.transform == heldout.transform else (members, heldout),
         index_problem="it is two sources joined, so no published index file is about it",
         class_names=members.class_names if same_classes else None,
         captions=None if silent else [*require_captions(members), *require_captions(heldout)],

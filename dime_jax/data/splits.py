@@ -16,6 +16,7 @@ import numpy as np
 
 from dime_jax._util import validate
 from dime_jax.data.groups import ALONE
+from dime_jax.data.pairs import Pair
 from dime_jax.data.sources import Source
 
 _FILE_KEYS = {"SecMI": ("mia_train_idxs", "mia_eval_idxs"), "dime-mia": ("member", "heldout")}
@@ -45,6 +46,11 @@ class Split:
         if np.any(counts > 1):
             raise ValueError(f"expected member and heldout to be disjoint, got index {values[counts > 1][0]} in both")
 
+    @property
+    def sides(self) -> Pair[np.ndarray]:
+        """Both."""
+        return Pair(self.member, self.heldout)
+
     def check(self, source: Source) -> "Split":
         """This split, if its indices are about this source: in range, and in an order that they can refer to."""
         if source.index_problem:
@@ -60,6 +66,10 @@ class Halves(NamedTuple):
 
     calibration: Split
     test: Split
+
+    def together(self) -> Split:
+        """The members of both, and the held-out images of both."""
+        return Split(*(np.concatenate([getattr(half, side) for half in self]) for side in ("member", "heldout")))
 
 
 def read_split(path: str | os.PathLike[str], source: Source) -> Split:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from scipy import special
 from sklearn.linear_model import LogisticRegression
 
+from dime_jax.data.pairs import Pair
 from dime_jax.evidence import _checks
 from dime_jax.evidence._resampling import portions
 
@@ -31,11 +32,7 @@ class FractionUsed(NamedTuple):
     n_heldout: int
 
 
-class KnownScores(NamedTuple):
-    """Scores of known members and of held-out images."""
-
-    member: npt.ArrayLike
-    heldout: npt.ArrayLike
+KnownScores = Pair[npt.ArrayLike]
 
 
 def fraction_used(

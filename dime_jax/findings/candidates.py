@@ -12,7 +12,7 @@ from dime_jax.findings import withholding
 from dime_jax.findings.adjusted import Adjusted, adjust
 from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Truth
 from dime_jax.protocol.facts import RunFacts
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import Record, finite
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 SURELY = 0.01
@@ -113,13 +113,13 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     scores = [row.score for row in rows if row.p_value is not None and row.score is not None]
     if not scores:
         return None
-    known = KnownScores(record.scores(record.decider).finite().member, record.candidate_scores()[1])
+    known = KnownScores(finite(record.scores(record.decider).member), record.candidate_scores()[1])
     if min(map(np.size, known)) < evidence.LEAST_KNOWN:
         return None
     return evidence.fraction_used(
         np.array(scores),
         known,
-        KnownScores(*record.calibration_scores().finite()),
+        record.calibration_scores().map(finite),
         seed=record.facts.settings.seed,
     )
 

@@ -23,7 +23,7 @@ from dime_jax.findings.candidates import copy_notes
 from dime_jax.findings.results import DecidedBy, DeletionFindings, DeletionRow, Headline, LikenessFound
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import CompareArrays
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.facts import BeforeAfter, CompareFacts
@@ -81,7 +81,7 @@ class CompareRecord:
     @functools.cached_property
     def direction(self) -> evidence.Direction:
         """What the witness says on the calibration half."""
-        return pipeline.read_direction(self.directory, ["calibration"]) if self.calibrated else evidence.NOT_CHECKED
+        return stages.read_direction(self.directory, ["calibration"]) if self.calibrated else evidence.NOT_CHECKED
 
     @property
     def grouped(self) -> bool:
@@ -99,7 +99,7 @@ class CompareRecord:
 
     def scores(self, images: np.ndarray) -> np.ndarray:
         """Scores [2, n] of some images under both models; NaN without a finite answer."""
-        return np.stack([pipeline.frozen_scores(table, self.decider, images) for table in self.tables.pair()])
+        return np.stack([stages.frozen_scores(table, self.decider, images) for table in self.tables.pair()])
 
 
 def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deletion:

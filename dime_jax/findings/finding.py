@@ -24,9 +24,9 @@ from dime_jax.findings.known_images import (
 )
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
 from dime_jax.guards import model_check
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.evaluation import Evaluation
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import Record, finite
 
 _NO_HEADLINE_YET = Headline("", "", "", ())
 
@@ -42,7 +42,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
     """Everything that the record shows; `warnings` are added to its own."""
     facts = record.facts
     if record.members_known:
-        evaluation = pipeline.evaluation(record.directory, groups=record.arrays.groups)
+        evaluation = stages.evaluation(record.directory, groups=record.arrays.groups)
     else:
         evaluation = _without_members(record)
     unanswered = count_unanswered(record)
@@ -87,7 +87,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
 
 def _without_members(record: Record) -> Evaluation:
     """The part of the results that needs no known members."""
-    identity = record.reference.table.manifest["identity"]
+    identity = record.known.table.manifest["identity"]
     check = model_check.read_check(record.directory, identity["model"])
     return Evaluation(
         results=(),
@@ -113,12 +113,12 @@ def _decided_by(record: Record) -> AuditDecidedBy:
 
 
 def _epsilon(record: Record) -> EpsilonBound:
-    scores, split, settings = record.scores(record.decider), record.reference.split, record.facts.settings
+    scores, split, settings = record.scores(record.decider), record.known.split, record.facts.settings
     member, heldout = (
         record.arrays.groups[side[np.isfinite(of)]] for side, of in zip((split.member, split.heldout), scores)
     )
     return evidence.epsilon_lower_bound(
-        *scores.finite(), delta=settings.delta, randomised=settings.randomised, groups=(member, heldout)
+        *scores.map(finite), delta=settings.delta, randomised=settings.randomised, groups=(member, heldout)
     )
 
 

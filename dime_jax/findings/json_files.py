@@ -18,7 +18,7 @@ from dime_jax._util.csv import write_csv
 from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays, CompareArrays, npz_bytes
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
@@ -28,17 +28,16 @@ AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 
 
-def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> Record:
+def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
     _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
     run = []
     if facts.images.members:
-        run = [*pipeline.CALIBRATION_FILES, "calibration.json", pipeline.MANIFESTS["test"]]
+        run = [*stages.CALIBRATION_FILES, "calibration.json", stages.MANIFESTS["test"]]
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
-    return read_record(directory)
 
 
 def read_record(directory: pathlib.Path) -> Record:
@@ -115,7 +114,7 @@ def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
     files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json", model_check.FILE]
     if found.facts.theory_setting is None:
-        files += [*pipeline.CALIBRATION_FILES, "calibration.json"]
+        files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
 

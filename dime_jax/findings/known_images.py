@@ -4,15 +4,17 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.attacks.dime import FAMILY as DIME
+from dime_jax.data import Pair
+from dime_jax.data.groups import ALONE
+from dime_jax.data.role_checks import RoleCounts
 from dime_jax.evidence import metrics
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding, ComparisonRow, CrowdingEffect
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
-from dime_jax.protocol.facts import RoleCounts
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
-from dime_jax.protocol.record import Record, Sides
+from dime_jax.protocol.record import Record
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
 
@@ -71,10 +73,12 @@ def find_caption_baseline(record: Record) -> BlindFinding | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
-    return beside(record.reference.table, record.decider, arrays, auc)
+    return beside(record.known.table, record.decider, arrays, auc, record.arrays.groups)
 
 
-def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate) -> BlindFinding:
+def beside(
+    table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate, groups: np.ndarray | None
+) -> BlindFinding:
     """A classifier that never saw the model, beside a frozen attack on the same images.
 
     Args:
@@ -82,10 +86,15 @@ def beside(table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Est
       frozen: the attack.
       arrays: the classifier's scores.
       auc: of the classifier.
+      groups: of all images by position, -1 for one on its own; None for no groups.
     """
-    scores = (pipeline.frozen_scores(table, frozen, side) for side in (arrays.member, arrays.heldout))
-    attack, blind = _paired(Sides(*scores), Sides(arrays.member_scores, arrays.heldout_scores))
-    gap = evidence.gap_over_blind(*attack, *blind)
+    sides = Pair(arrays.member, arrays.heldout)
+    scores = sides.map(lambda side: stages.frozen_scores(table, frozen, side))
+    of_blind = Pair(arrays.member_scores, arrays.heldout_scores)
+    own = sides.map(lambda side: np.full(len(side), ALONE) if groups is None else groups[side])
+    attack, blind, own = _paired(scores, of_blind, own)
+    together = np.concatenate(own)
+    gap = evidence.gap_over_blind(*attack, *blind, groups=together if np.any(together != ALONE) else None)
     return BlindFinding(
         auc=auc,
         gap=gap.difference,
@@ -111,11 +120,11 @@ def dependence_warning(record: Record) -> list[str]:
 
 def count_unanswered(record: Record) -> RoleCounts:
     """How many images of each role the model gave no finite answer for, in any table of the audit."""
-    halves = [score_table.read_table(record.directory / half) for half in pipeline.HALVES if record.members_known]
+    halves = [score_table.read_table(record.directory / half) for half in stages.HALVES if record.members_known]
     tables = halves if record.candidates is None else [*halves, record.candidates]
     flagged = np.unique(np.concatenate([table.index[table.status == NOT_FINITE] for table in tables]))
     candidates = np.isin(flagged, record.arrays.candidates)
-    splits = pipeline.read_halves(record.directory) if record.members_known else [record.split]
+    splits = stages.read_halves(record.directory) if record.members_known else [record.split]
     members = np.isin(flagged, np.concatenate([split.member for split in splits]))
     return RoleCounts(*(int(these.sum()) for these in (members, ~members & ~candidates, candidates)))
 
@@ -137,7 +146,7 @@ def _compare(record: Record, first: Calibration, second: Calibration) -> metrics
     return metrics.compare(ours, theirs, seed=record.facts.settings.seed)
 
 
-def _paired(*attacks: Sides) -> list[Sides]:
+def _paired(*attacks: Pair[np.ndarray]) -> list[Pair[np.ndarray]]:
     """The images that every attack has a score for."""
-    usable = Sides(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
-    return [Sides(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]
+    usable = Pair(*(np.all(np.isfinite(side), axis=0) for side in zip(*attacks)))
+    return [Pair(*(side[keep] for side, keep in zip(attack, usable))) for attack in attacks]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dime_jax._util.records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.data import DuplicateReport
+from dime_jax.data.role_checks import DuplicateFacts
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
@@ -16,7 +17,6 @@ from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
 from dime_jax.protocol.facts import (
     BeforeAfter,
     CompareFacts,
-    DuplicateFacts,
     Environment,
     ImageCounts,
     ModelFacts,

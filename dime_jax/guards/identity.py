@@ -14,9 +14,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ import numpy as np
 import scipy.special
 
 from dime_jax import scoring
-from dime_jax._util.distributed import on_first_process
+from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import OWN, Denoiser
@@ -70,7 +69,9 @@ def guarded(
     if denoiser.traceable and not denoiser.known_by_name_only:
         return options
     directory = pathlib.Path(directory)
-    if _recall(directory, denoiser.fingerprint).answer is None:
+    # All processes look before the first one writes, or they would wait for each other at different places.
+    known = together(lambda: _recall(directory, denoiser.fingerprint).answer)
+    if known is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
         return options
     once = functools.cache(lambda: recognise(directory, denoiser, options))
@@ -124,21 +125,17 @@ def _by_differences(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
-    def say(text: str) -> None:
-        if not options.silent:
-            print(text, file=sys.stderr)
-
     directory.mkdir(parents=True, exist_ok=True)
     made, entry = query_ledger.queries_made(directory), _recall(directory, denoiser.fingerprint)
     total, needed = options.budget.total, 2 if entry.answer is None else 1
     if total is not None and total - made < needed:
         if made == 0:
             raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
-        say("warning: the budget is used up, so it is not checked that this is the same model")
+        options.say("warning: the budget is used up, so it is not checked that this is the same model")
         return
     allowance = None if total is None else total - made
     with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
-        answers = [_ask(directory, denoiser, options, ledger, say) for _ in range(needed)]
+        answers = [_ask(directory, denoiser, options, ledger) for _ in range(needed)]
     if entry.answer is None:
         asked, answer = queries(directory, denoiser.fingerprint), tuple(answers[0].tolist())
         found = _Entry(asked, answer, _difference(answers[0], answers[1]))
@@ -146,7 +143,7 @@ def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Sco
     else:
         _check_same(denoiser, np.asarray(entry.answer), answers[0], entry.noise)
     for line in noise_warnings(directory, denoiser.fingerprint) if entry.answer is None else ():
-        say(f"warning: {line}")
+        options.say(f"warning: {line}")
 
 
 def _check_same(denoiser: Denoiser, kept: np.ndarray, answer: np.ndarray, noise: float) -> None:
@@ -165,13 +162,7 @@ def _difference(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.max(np.abs(one - two)) / max(np.max(np.abs(one)), 1e-30))
 
 
-def _ask(
-    directory: pathlib.Path,
-    denoiser: Denoiser,
-    options: scoring.ScoringOptions,
-    ledger: Ledger,
-    say: Callable[[str], object],
-) -> np.ndarray:
+def _ask(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions, ledger: Ledger) -> np.ndarray:
     """The numbers that are kept of one answer."""
     x, t, condition = _question(denoiser)
 
@@ -180,7 +171,7 @@ def _ask(
         entry = _recall(directory, denoiser.fingerprint)
         memory.remember(directory / FILE, denoiser.fingerprint, entry._replace(queries=entry.queries + 1))
 
-    answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=say)
+    answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=options.say)
     flat = np.asarray(answer, np.float64).ravel()
     if not np.all(np.isfinite(flat)):
         raise ValueError(f"expected a finite answer of {denoiser.name} to an image of noise, got NaN or infinity")

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import sys
 import threading
 from typing import NamedTuple
 
@@ -107,8 +106,7 @@ def _choose(
         raise ValueError("expected held-out images to check the model with, none can be read")
     ids, labels = [source.ids[index] for index in chosen], None if source.labels is None else source.labels[chosen]
     captions = None if source.captions is None else [source.captions[index] for index in chosen]
-    batch = data.Batch(np.stack(pixels), labels, ids, np.array(chosen), np.ones(len(chosen), bool), captions)
-    return _Images(batch.index, batch.images, denoiser.conditions_for(batch)[OWN], ids)
+    return _Images(np.array(chosen), np.stack(pixels), denoiser.conditions_for(labels, captions)[OWN], ids)
 
 
 def _check(
@@ -134,10 +132,6 @@ def _check(
     if denoiser.requests is not None:
         micro_batch = min(micro_batch, denoiser.requests.images)
 
-    def say(text: str) -> None:
-        if not options.silent:
-            print(text, file=sys.stderr)
-
     def eps(model: Denoiser, part: slice, x: jax.Array, t: int, condition: PyTree) -> jax.Array:
         nonlocal made
         model.wait_turn(len(x), threading.Event())
@@ -148,7 +142,7 @@ def _check(
         memory.remember(path, fingerprint, _Entry(made))
         return model.ask_once(x, t, condition)
 
-    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, say)
+    retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, options.say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
         # Another object than the run's model is a guess at its layout: if it fails, that is the answer.

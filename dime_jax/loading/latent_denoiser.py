@@ -9,72 +9,41 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dime_jax import data
-from dime_jax._util import validate
+from dime_jax import models
 from dime_jax._util.typing import PyTree
-from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, ApplyFn, Denoiser, EncodeFn, MaskFn
+from dime_jax.core.denoiser import EMPTY, OWN, PARTS, PRECISION, TEXT_CONDITIONS, Denoiser, EncodeFn, MaskFn
 from dime_jax.core.draws import Draws
 from dime_jax.data.captions import reduced_captions
-from dime_jax.loading.latent_checkpoints import LatentModel
-from dime_jax.models import latent
+from dime_jax.loading.conversion import NO_USE_OPTIONS, UseOptions
+from dime_jax.loading.model_directory import StoredModel
+from dime_jax.models import ClipTextSpec, ModelSpec
 from dime_jax.models.clip_tokenizer import ClipTokenizer, open_tokenizer
-from dime_jax.models.latent_spec import ClipTextSpec, LatentModelSpec
 from dime_jax.models.pullback import most_visible, pullback_diagonal
-
-LATENTS = ("mean", "sample")
-WEIGHTINGS = ("none", "pullback")
-HELD = ("float32", "bfloat16", "float16")
 
 _EMBEDDED_TOGETHER = 8
 _CACHE_BYTES = 2**30
 
 
-class LatentOptions(NamedTuple):
-    """How a latent model is used.
-
-    Attributes:
-      latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
-      latent_weighting: "pullback" leaves the 40 % of each latent's coordinates that the decoder shows least out of the
-        norms of the attacks (see `models.pullback`); "none" counts all alike.
-      hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
-    """
-
-    latent: str = "mean"
-    latent_weighting: str = "none"
-    hold: str = "float32"
-
-    def check(self) -> "LatentOptions":
-        """These, if they are known."""
-        validate.check_choice(self.latent, LATENTS, "latent")
-        validate.check_choice(self.latent_weighting, WEIGHTINGS, "latent_weighting")
-        validate.check_choice(self.hold, HELD, "hold")
-        return self
-
-
-DEFAULT_OPTIONS = LatentOptions()
-
-
 class LatentDenoiser(Denoiser):
     """A latent model; see the module. `decode` shows what a latent is."""
 
-    def __init__(self, model: LatentModel, options: LatentOptions = DEFAULT_OPTIONS):
-        spec, options = model.spec, options.check()
+    def __init__(self, model: StoredModel, options: UseOptions = NO_USE_OPTIONS):
+        spec = model.spec
         text = spec.text_encoder
         self._tokenizer = None if text is None else _open_tokenizer(model, text)
         self._spec, self._options = spec, options
         self._embedded: OrderedDict[str, np.ndarray] = OrderedDict()
         super().__init__(
-            _apply(spec),
+            _on("denoiser", models.denoise(spec)),
             _held(model.variables, options.hold),
             spec.schedule.build(),
             spec.image_shape,
-            shape=spec.latent_shape,
+            shape=spec.shape,
             num_classes=spec.num_classes,
             condition_shape=None if text is None else jax.ShapeDtypeStruct((text.max_tokens, text.width), jnp.float32),
             conditions=(OWN,) if text is None else TEXT_CONDITIONS,
@@ -105,22 +74,22 @@ class LatentDenoiser(Denoiser):
         """Whether captions condition it, and not classes."""
         return self._tokenizer is not None
 
-    def conditions_for(self, batch: data.Batch) -> Mapping[str, PyTree]:
-        """Under each name what the model is told; captions are embedded when they are asked for, each text once.
+    def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
+        """Return as `Denoiser` does; captions are embedded when they are asked for, each text once.
 
         Raises:
-          ValueError: if captions are needed and the batch has none.
+          ValueError: if captions are needed and there are none.
         """
         if self._tokenizer is None:
-            return super().conditions_for(batch)
-        if batch.captions is None:
+            return super().conditions_for(labels, captions)
+        if captions is None:
             raise ValueError(f"{self.name} takes captions: expected one for each image, or --captions none")
-        captions = batch.captions
         return _Lazy({name: functools.partial(self._condition, name, captions) for name in self.conditions})
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """Images [B, *image_shape] of latents [B, *shape], about in [-1, 1]."""
-        return _decode(self._spec)(self.params, latents)
+        assert self._spec.autoencoder is not None
+        return _jitted("autoencoder", models.decode(self._spec.autoencoder))(self.params, latents)
 
     def _condition(self, name: str, captions: Sequence[str]) -> PyTree:
         if name in PARTS:
@@ -143,7 +112,8 @@ class LatentDenoiser(Denoiser):
         assert self._spec.text_encoder is not None
         tokens = self._tokenizer.encode([*texts, *[""] * (_EMBEDDED_TOGETHER - len(texts))])
         with jax.default_matmul_precision(PRECISION):
-            return np.asarray(_embed(self._spec.text_encoder)(params["text_encoder"], tokens))[: len(texts)]
+            embed = _jitted("text_encoder", models.embed_tokens(self._spec.text_encoder))
+            return np.asarray(embed(params, tokens))[: len(texts)]
 
     def _remember(self, found: Mapping[str, np.ndarray]) -> None:
         for text, embedding in found.items():
@@ -169,19 +139,22 @@ class _Lazy(Mapping[str, PyTree]):
         return len(self._values)
 
 
-def describe_memory(spec: LatentModelSpec, hold: str = "float32") -> str:
+def describe_memory(spec: ModelSpec, hold: str = "float32") -> str:
     """A line on the memory that a model's weights take, from their shapes alone."""
-    values = latent.count_values(latent.latent_model_shapes(spec))
+    values = models.count_values(models.model_shapes(spec))
     held, read = values * jnp.dtype(hold).itemsize, values * 4
-    reading = "" if held == read else f", and {_size(read)} more while they are read"
-    return f"{values:,} weights take {_size(held)} of memory in {hold}{reading}; the images of a call come on top"
+    reading = "" if held == read else f", and {describe_size(read)} more while they are read"
+    return (
+        f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; the images of a call come on top"
+    )
 
 
-def _size(count: int) -> str:
+def describe_size(count: int) -> str:
+    """Return a number of bytes in words."""
     return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
 
 
-def _open_tokenizer(model: LatentModel, text: ClipTextSpec) -> ClipTokenizer:
+def _open_tokenizer(model: StoredModel, text: ClipTextSpec) -> ClipTokenizer:
     if not model.tokenizer_files:
         raise ValueError(f"{model.name}: expected the files of a tokenizer beside its text encoder, got none")
     return open_tokenizer(model.tokenizer_files[0].parent, text.vocabulary, text.max_tokens)
@@ -200,29 +173,30 @@ def _float32(variables: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), variables)
 
 
-def _fingerprint(model: str, options: LatentOptions) -> str:
-    """The model's own at the usual options; another one for each other way to use it."""
-    if options == DEFAULT_OPTIONS:
-        return model
-    return hashlib.sha256(json.dumps([model, *options]).encode()).hexdigest()
+def _fingerprint(model: str, options: UseOptions) -> str:
+    """The model's own at the usual options; another one for each other way to use it. (Weights have LoRAs merged.)"""
+    chosen, usual = ([one.latent, one.latent_weighting, one.hold] for one in (options, NO_USE_OPTIONS))
+    return model if chosen == usual else hashlib.sha256(json.dumps([model, *chosen]).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=32)
-def _apply(spec: LatentModelSpec) -> ApplyFn:
-    denoise = latent.denoise_latents(spec)
-
-    def apply(params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
-        return denoise(_float32(params["denoiser"]), x, t, condition)
-
-    return apply
+def _on(part: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of one network's variables as one of all variables, held in whatever type."""
+    return lambda params, *arguments: function(_float32(params[part]), *arguments)
 
 
 @functools.lru_cache(maxsize=32)
-def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
-    encode = latent.encode(spec.autoencoder)
+def _jitted(part: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return jax.jit(_on(part, function))
+
+
+@functools.lru_cache(maxsize=32)
+def _encode(spec: ModelSpec, kind: str) -> EncodeFn:
+    assert spec.autoencoder is not None
+    encode = models.encode(spec.autoencoder)
 
     def run(params: PyTree, pixels: jax.Array, draws: Draws) -> jax.Array:
-        shape = (len(pixels), *spec.latent_shape)
+        shape = (len(pixels), *spec.shape)
         noise = draws.latent(jnp.zeros(shape, jnp.float32)) if kind == "sample" else None
         return encode(_float32(params["autoencoder"]), pixels, noise)
 
@@ -230,8 +204,9 @@ def _encode(spec: LatentModelSpec, kind: str) -> EncodeFn:
 
 
 @functools.lru_cache(maxsize=32)
-def _mask(spec: LatentModelSpec) -> MaskFn:
-    decode = latent.decode(spec.autoencoder)
+def _mask(spec: ModelSpec) -> MaskFn:
+    assert spec.autoencoder is not None
+    decode = models.decode(spec.autoencoder)
 
     def run(params: PyTree, x: jax.Array, draws: Draws) -> jax.Array:
         variables = _float32(params["autoencoder"])
@@ -247,15 +222,3 @@ def _mask(spec: LatentModelSpec) -> MaskFn:
         return jax.lax.map(mask_one, (x, draws.ids))  # one by one: what a decoder keeps to be differentiated is large
 
     return run
-
-
-@functools.lru_cache(maxsize=32)
-def _decode(spec: LatentModelSpec) -> Callable[[PyTree, jax.Array], jax.Array]:
-    decode = latent.decode(spec.autoencoder)
-    return jax.jit(lambda params, latents: decode(_float32(params["autoencoder"]), latents))
-
-
-@functools.lru_cache(maxsize=32)
-def _embed(spec: ClipTextSpec) -> Callable[[PyTree, np.ndarray], jax.Array]:
-    embed = latent.embed_tokens(spec)
-    return jax.jit(lambda variables, tokens: embed(_float32(variables), tokens))

@@ -1,21 +1,18 @@
-"""Opening whatever a user names as a model.
+"""Opening whatever a user names as a model."""
 
-CACHE/model-HASH/  a model directory that `open_model` converted, by its content, the options and the converter
-"""
-
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
+from dime_jax import models
+from dime_jax._util.downloads import is_hub_name
+from dime_jax._util.files import user_cache
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.loading import checkpoints, latent_checkpoints
-from dime_jax.loading.latent_denoiser import LatentDenoiser, LatentOptions, describe_memory
-from dime_jax.models import LatentModelSpec
+from dime_jax.loading import conversion, model_directory
+from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
+from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory, describe_size
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions, is_address
 
 Say = Callable[[str], object]
@@ -46,60 +43,80 @@ def _say(text: str) -> None:
 
 
 def open_model(
-    model: str | os.PathLike[str] | Denoiser,
-    cache: str | os.PathLike[str],
-    options: ConversionOptions = NO_OPTIONS,
-    say: Say = _say,
+    what: str | os.PathLike[str] | Denoiser,
+    *,
+    cache: str | os.PathLike[str] | None = None,
     remote: RemoteOptions = NO_REMOTE_OPTIONS,
+    say: Say = _say,
+    **options: Any,
 ) -> OpenedModel:
     """Open a Denoiser, a model directory, a shipped model, a checkpoint file, a diffusers folder, hf:… or http(s)://….
 
+    A checkpoint is converted once, and again if it, the options or the converter change; processes that open the same
+    one at the same time wait for the first.
+
     Args:
-      model: what a user names; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face Hub, and
-        "https://HOST/v2/models/NAME" stays where it is and is asked there.
-      cache: where checkpoints are converted to: once, and again if they, the options or the converter change.
-      options: what a checkpoint does not say itself, and how a latent model is used.
-      say: is told how much memory a latent model takes, before any of it is read; prints to standard error.
+      what: the model, as a user names it; "hf:owner/name" or "hf:owner/name@revision" is fetched from the Hugging Face
+        Hub, and "https://HOST/v2/models/NAME" stays where it is and is asked there.
+      cache: where converted models are kept; the user's own cache directory if None. Runs on several hosts name a
+        directory that all of them see.
       remote: how a hosted model is asked.
+      say: is told how much memory a latent model takes, before any of it is read, and where a converted model is kept;
+        prints to standard error.
+      **options: what a checkpoint does not say itself, the fields of `ConversionOptions` (dialect, weights,
+        model_flags, image_size, schedule, prediction, autoencoder); and how a latent model is used, those of
+        `UseOptions` (latent, latent_weighting, hold, lora, lora_scale).
 
     Raises:
-      ValueError: in one line, for what is none of these or cannot be converted faithfully, and for options that have
-        nothing to convert.
+      ValueError: in one line, for what is none of these or cannot be converted faithfully, for unknown options, and for
+        options that do not apply to the model.
     """
-    if is_address(model):
-        return _hosted(str(model), options, remote, say)
+    how, use = _sorted_options(options)
+    if is_address(what):
+        return _hosted(str(what), how, use, remote, say)
     if remote != NO_REMOTE_OPTIONS:
-        given = [f"--{name}" for name, value in vars(remote).items() if value != getattr(NO_REMOTE_OPTIONS, name)]
-        raise ValueError(f"expected no {' '.join(given)}: the model is not asked over a network")
-    if isinstance(model, Denoiser):
-        return _needs_no_conversion(OpenedModel(model, "a Python object"), options.given())
-    from checkpoints_convert import hub
-
-    if hub.is_hub_name(model):
-        fetched = hub.fetch(str(model))
-        origin = f"{str(model).partition('@')[0]} at commit {fetched.commit}"
-        opened = _converted(fetched.directory, origin, Path(cache), options, say)._replace(commit=fetched.commit)
-        return _as_named(opened, str(model).partition("@")[0], options)
-    path = Path(model)
-    if not path.exists() or (path / checkpoints.SPEC_FILE).is_file():
+        names = [f"--{name}" for name, value in vars(remote).items() if value != getattr(NO_REMOTE_OPTIONS, name)]
+        raise ValueError(f"expected no {' '.join(names)}: the model is not asked over a network")
+    if isinstance(what, Denoiser):
+        return _needs_no_conversion(OpenedModel(what, "a Python object"), {**how.given(), **use.given()})
+    place = user_cache() / "models" if cache is None else Path(cache)
+    if is_hub_name(what):
+        path, commit = conversion.fetch(str(what))
+        name = str(what).partition("@")[0]
+        opened = _converted(path, f"{name} at commit {commit}", place, how, use, say)
+        return _as_named(opened, name, use)._replace(commit=commit)
+    path = Path(what)
+    if not path.exists() or (path / model_directory.SPEC_FILE).is_file():
         origin = "a model directory" if path.exists() else "shipped with dime_jax"
-        return _needs_no_conversion(_opened(path, origin, options, say), options.conversion())
-    return _as_named(_converted(path, path.name, Path(cache), options, say), path.resolve().name, options)
+        given = how.given() | {name: value for name, value in use.given().items() if name.startswith("lora")}
+        return _needs_no_conversion(_opened(model_directory.find_model(path), origin, use, say), given)
+    return _as_named(_converted(path, path.name, place, how, use, say), path.resolve().name, use)
 
 
-def _hosted(url: str, options: ConversionOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
+def _sorted_options(options: Mapping[str, Any]) -> tuple[ConversionOptions, UseOptions]:
+    """What converts, and how the model is used."""
+    unknown = sorted(options.keys() - vars(NO_OPTIONS).keys() - vars(NO_USE_OPTIONS).keys())
+    if unknown:
+        known = ", ".join([*vars(NO_OPTIONS), *vars(NO_USE_OPTIONS)])
+        raise ValueError(f"unknown option {unknown[0]!r}; expected one of {known}")
+    how = {name: value for name, value in options.items() if name in vars(NO_OPTIONS)}
+    use = {name: value for name, value in options.items() if name in vars(NO_USE_OPTIONS)}
+    return ConversionOptions(**how), UseOptions(**use)
+
+
+def _hosted(url: str, how: ConversionOptions, use: UseOptions, remote: RemoteOptions, say: Say) -> OpenedModel:
     """A model that stays where it is."""
     from dime_jax.remote import RemoteDenoiser
 
-    facts = {name: getattr(options, name) for name in ("schedule", "prediction", "image_size")}
+    facts = {name: getattr(how, name) for name in ("schedule", "prediction", "image_size")}
     denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
     opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
     if denoiser.contract.latents:
         raise ValueError(
             f"{denoiser.name} takes latents: expected a model of images, which can be asked about pictures"
         )
-    rest = {name: value for name, value in options.given().items() if name not in facts}
-    return _needs_no_conversion(opened, rest)
+    given = {**how.given(), **use.given()}
+    return _needs_no_conversion(opened, {name: value for name, value in given.items() if name not in facts})
 
 
 def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
@@ -110,31 +127,29 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
     Raises:
       ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
     """
-    return _load(checkpoints.find_model(path), NO_OPTIONS, lambda text: None)
+    return _load(model_directory.find_model(path), NO_USE_OPTIONS)
 
 
-def _converted(path: Path, what: str, cache: Path, options: ConversionOptions, say: Say) -> OpenedModel:
+def _converted(path: Path, name: str, cache: Path, how: ConversionOptions, use: UseOptions, say: Say) -> OpenedModel:
     """The model of a checkpoint, converted now or before."""
-    from checkpoints_convert import convert
-
-    key = [_content_hash(path), options.identity(), convert.CONVERTER_VERSION]
-    directory = cache / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
-    if directory.exists():
-        return _opened(directory, f"converted from {what} before, kept in {directory.name}", options, say)
-    convert.convert(path, directory, options.without_use(), lambda spec: say(describe_memory(spec, options.hold)))
-    return _opened(directory, f"converted from {what}, kept in {directory.name}", options, lambda text: None)
+    say_memory = _say_memory(use, say)
+    directory, before = conversion.convert_once(path, cache, how, use.loras(), say_memory)
+    size = describe_size(sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()))
+    say(f"the converted model is kept in {directory} ({size})")
+    origin = f"converted from {name}{' before' if before else ''}, kept in {directory.name}"
+    return _opened(directory, origin, use, say if before else lambda text: None)
 
 
-def _as_named(opened: OpenedModel, name: str, options: ConversionOptions) -> OpenedModel:
+def _as_named(opened: OpenedModel, name: str, use: UseOptions) -> OpenedModel:
     """The model under the name by which its user knows it, LoRAs included, and not that of where it is kept."""
-    opened.denoiser.name = " + ".join([name, *(Path(lora).name for lora in options.lora)])
+    opened.denoiser.name = " + ".join([name, *(Path(lora).name for lora in use.lora)])
     return opened
 
 
-def _opened(path: Path, origin: str, options: ConversionOptions, say: Say) -> OpenedModel:
-    directory = checkpoints.find_model(path)
-    denoiser = _load(directory, options, say)
-    facts = checkpoints.read_spec_file(directory)["metadata"].get("facts", [])
+def _opened(directory: Path, origin: str, use: UseOptions, say: Say) -> OpenedModel:
+    _say_memory(use, say)(model_directory.read_spec(directory))
+    denoiser = _load(directory, use)
+    facts = model_directory.read_spec_file(directory)["metadata"].get("facts", [])
     lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
@@ -142,31 +157,33 @@ def _opened(path: Path, origin: str, options: ConversionOptions, say: Say) -> Op
     return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
 
 
-def _load(directory: Path, options: ConversionOptions, say: Say) -> Denoiser:
-    use = options.use()
-    if not latent_checkpoints.is_latent_model(directory):
-        return _needs_no_conversion(OpenedModel(checkpoints.load_denoiser(directory), "no latent model"), use).denoiser
-    wanted = LatentOptions(**use).check()
-    try:
-        say(describe_memory(LatentModelSpec.from_json(checkpoints.read_spec_file(directory)["spec"]), wanted.hold))
-    except ValueError as error:
-        raise ValueError(f"{directory / checkpoints.SPEC_FILE}: {error}") from None
-    return LatentDenoiser(latent_checkpoints.load_latent_model(directory), wanted)
+def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], object]:
+    return lambda spec: None if spec.autoencoder is None else say(describe_memory(spec, use.hold))
+
+
+def _load(directory: Path, use: UseOptions) -> Denoiser:
+    model = model_directory.read_model(directory)
+    if model.spec.autoencoder is not None:
+        return LatentDenoiser(model, use)
+    given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
+    if given:
+        raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
+    return Denoiser(
+        models.denoise(model.spec),
+        model.variables,
+        model.spec.schedule.build(),
+        model.spec.image_shape,
+        num_classes=model.spec.num_classes,
+        fingerprint=model.fingerprint,
+        name=model.name,
+    )
 
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
     if given:
-        options = " ".join(f"--{name}={value}" for name, value in given.items())
-        raise ValueError(f"model {opened.denoiser.name} is {opened.origin} and not converted: expected no {options}")
+        options = " and ".join(f"--{name}" for name in given)
+        verb = "applies" if len(given) == 1 else "apply"
+        raise ValueError(
+            f"{options} {verb} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}"
+        )
     return opened
-
-
-def _content_hash(path: Path) -> str:
-    """SHA-256 over the names and bytes of a checkpoint file, or of everything in a folder."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(json.dumps([file.relative_to(path.parent).as_posix(), content]).encode())
-    return digest.hexdigest()

@@ -1,20 +1,69 @@
 """The autoencoder of latent diffusion in flax: images to the moments of a latent, and latents to images.
 
-See `AutoencoderSpec`. Latents here are the autoencoder's own; `models.latent` shifts and scales them.
+See `AutoencoderSpec`.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Annotated, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.latent_spec import AutoencoderSpec
+from dime_jax.models.checks import Blocks, Channels, FewChannels, Range, check_levels, check_norm_groups
 from dime_jax.models.layers import GroupNorm, conv3x3, dense
+from dime_jax.models.network_spec import NetworkSpec, floats
 
 _NORM_EPS = 1e-6
 _LOG_VARIANCE = (-30.0, 20.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoencoderSpec(NetworkSpec):
+    """The autoencoder of latent diffusion (diffusers' AutoencoderKL); the defaults are those of Stable Diffusion.
+
+    A latent is (mean of the posterior - shift_factor) * scaling_factor.
+
+    Attributes:
+      image_channels: channels of an image.
+      latent_channels: channels of a latent.
+      level_channels: widths; every level but the last halves the resolution.
+      num_res_blocks: in a level of the encoder; the decoder has one more.
+      middle_attention: whether the middle has attention.
+      quant_conv: whether a 1×1 convolution follows the encoder.
+      post_quant_conv: whether one precedes the decoder.
+      norm_groups: groups of every GroupNorm; their eps is 1e-6.
+      scaling_factor: see above.
+      shift_factor: see above.
+    """
+
+    kind: ClassVar[str] = "autoencoder"
+
+    image_channels: FewChannels = 3
+    latent_channels: FewChannels = 4
+    level_channels: tuple[Channels, ...] = (128, 256, 512, 512)
+    num_res_blocks: Blocks = 2
+    middle_attention: bool = True
+    quant_conv: bool = True
+    post_quant_conv: bool = True
+    norm_groups: Channels = 32
+    scaling_factor: Annotated[float, Range(1e-6, 1e6)] = 0.18215
+    shift_factor: Annotated[float, Range(-1e6, 1e6)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_levels(self.level_channels, self.num_res_blocks)
+        check_norm_groups(self.norm_groups, *self.level_channels)
+
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Images of one latent."""
+        return (floats(self.reduction, self.reduction, self.image_channels),)
+
+    @property
+    def reduction(self) -> int:
+        """How many pixels in a row make one latent."""
+        return 2 ** (len(self.level_channels) - 1)
 
 
 class Posterior(NamedTuple):
@@ -50,10 +99,7 @@ class AutoencoderAttention(nn.Module):
         """Attend over the H·W positions of x [B, H, W, C]."""
         batch, height, width, channels = x.shape
         h = GroupNorm(self.groups, _NORM_EPS, name="norm")(x).reshape(batch, height * width, channels)
-        query = layers.split_heads(dense(channels, name="query")(h), heads=1)
-        key = layers.split_heads(dense(channels, name="key")(h), heads=1)
-        value = layers.split_heads(dense(channels, name="value")(h), heads=1)
-        h = layers.attend_bounded(query, key, value).reshape(x.shape)
+        h = layers.attend_bounded(*layers.query_key_value(h, h, channels, heads=1)).reshape(x.shape)
         return x + dense(channels, name="out")(h)
 
 
@@ -127,16 +173,29 @@ class Autoencoder(nn.Module):
         if spec.post_quant_conv:
             self.post_quant_conv = dense(spec.latent_channels)
 
-    def encode(self, images: jax.Array) -> Posterior:
-        """The posterior of the latents of images [B, H, W, C] on the [-1, 1] scale."""
+    def posterior(self, images: jax.Array) -> Posterior:
+        """The posterior of z, the autoencoder's own latents, given images [B, H, W, C] on the [-1, 1] scale."""
         h = self.encoder(images)
         mean, log_variance = jnp.split(self.quant_conv(h) if self.spec.quant_conv else h, 2, axis=-1)
         return Posterior(mean, jnp.clip(log_variance, *_LOG_VARIANCE))
 
+    def encode(self, images: jax.Array, noise: jax.Array | None = None) -> jax.Array:
+        """Latents [B, h, w, latent_channels] of images: (z - shift_factor) * scaling_factor.
+
+        z is the posterior's mean, or mean + std * noise if standard normal noise of the latents' shape is given.
+        """
+        z, log_variance = self.posterior(images)
+        if noise is not None:
+            z = z + jnp.exp(0.5 * log_variance) * noise
+        return (z - self.spec.shift_factor) * self.spec.scaling_factor
+
     def decode(self, latents: jax.Array) -> jax.Array:
-        """Images [B, H, W, C], about in [-1, 1], of latents [B, h, w, latent_channels]."""
-        return self.decoder(self.post_quant_conv(latents) if self.spec.post_quant_conv else latents)
+        """Images [B, H, W, C], about in [-1, 1]: the way back from `encode`."""
+        return self._decode(latents / self.spec.scaling_factor + self.spec.shift_factor)
+
+    def _decode(self, z: jax.Array) -> jax.Array:
+        return self.decoder(self.post_quant_conv(z) if self.spec.post_quant_conv else z)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Images through both halves, by the posterior's mean."""
-        return self.decode(self.encode(images).mean)
+        return self._decode(self.posterior(images).mean)

@@ -1,69 +1,108 @@
-"""From a spec to a network, its variables, and the eps function that a Denoiser needs."""
+"""From a spec to a network, the shapes of its variables, and the pure functions that a Denoiser needs.
+
+    eps = denoise(spec)(variables, x, t, condition)
+    x = encode(spec.autoencoder)(variables, images)
+    condition = embed_tokens(spec.text_encoder)(variables, tokens)
+
+Equal specs get the same function, so that models of one architecture share one compilation. They compute in float32 at
+the caller's precision.
+"""
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import ApplyFn
-from dime_jax.models.ddpm_unet import DdpmUnet
-from dime_jax.models.guided_unet import GuidedUnet
+from dime_jax.models.architectures import NETWORKS
+from dime_jax.models.autoencoder import AutoencoderSpec
+from dime_jax.models.clip_text import ClipTextSpec
 from dime_jax.models.layers import Dtype
-from dime_jax.models.spec import DdpmUnetSpec, GuidedUnetSpec, ModelSpec
-from dime_jax.models.unet import Unet
+from dime_jax.models.network_spec import NetworkSpec
+from dime_jax.models.spec import ModelSpec
 
 
-def build(spec: DdpmUnetSpec | GuidedUnetSpec, *, dtype: Dtype = jnp.float32, remat: bool = False) -> Unet:
-    """The network of the spec; its variables are `{"params": ..., "constants": ...}` (constants only if it has any).
+def build(spec: NetworkSpec, **options: Dtype | bool) -> nn.Module:
+    """Return the network of the spec; its variables are `{"params": ..., "constants": ...}` (constants if it has any).
 
     Args:
       spec: the architecture.
-      dtype: of convolutions and matmuls.
-      remat: compute activations again in the backward pass instead of keeping them.
+      **options: of some networks: the U-Nets on images take `dtype`, that of convolutions and matmuls, and `remat`, to
+        compute activations again in the backward pass instead of keeping them.
     """
-    if isinstance(spec, DdpmUnetSpec):
-        return DdpmUnet(spec, dtype=dtype, remat=remat)
-    return GuidedUnet(spec, dtype=dtype, remat=remat)
+    return NETWORKS[type(spec)](spec, **options)
 
 
-def init(spec: DdpmUnetSpec | GuidedUnetSpec, key: jax.Array) -> PyTree:
-    """Fresh variables for training; the same for the same key on one backend.
+def init(spec: NetworkSpec, key: jax.Array) -> PyTree:
+    """Return fresh variables for training; the same for the same key on one backend.
 
     The draws use JAX's "rbg" generator: with the default one, XLA takes a second per weight shape to compile on CPUs.
     """
-    size = 2 ** (len(spec.level_channels) - 1)
-    x = jnp.zeros((1, size, size, spec.image_channels))
-    label = None if spec.num_classes is None else jnp.zeros(1, jnp.int32)
     rbg_key = jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="rbg")
-    return _initializer(spec)(rbg_key, x, jnp.zeros((), jnp.int32), label)
+    return _initializer(spec)(rbg_key, *(jnp.zeros(one.shape, one.dtype) for one in spec.example()))
 
 
 @functools.lru_cache(maxsize=32)
-def _initializer(spec: DdpmUnetSpec | GuidedUnetSpec) -> Callable[..., PyTree]:
+def _initializer(spec: NetworkSpec) -> Callable[..., PyTree]:
     return jax.jit(build(spec).init)
 
 
 @functools.lru_cache(maxsize=32)
-def param_shapes(spec: DdpmUnetSpec | GuidedUnetSpec) -> PyTree:
-    """The variables' shapes and dtypes, without computing anything. (Do not change the tree: it is shared.)"""
-    return jax.eval_shape(lambda: init(spec, jax.random.key(0)))
+def param_shapes(spec: NetworkSpec) -> PyTree:
+    """Return the variables' shapes and dtypes, computing nothing. (Do not change the tree: it is shared.)"""
+    return jax.eval_shape(build(spec).init, jax.random.key(0), *spec.example())
+
+
+def model_shapes(spec: ModelSpec) -> PyTree:
+    """Return `param_shapes` of a model: those of its one network, or {part: those of its network}."""
+    shapes = {name: param_shapes(part) for name, part in spec.parts.items()}
+    return shapes["denoiser"] if list(shapes) == ["denoiser"] else shapes
+
+
+def count_values(tree: PyTree) -> int:
+    """Return how many numbers a tree of variables or of their shapes holds."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 @functools.lru_cache(maxsize=32)
 def denoise(spec: ModelSpec) -> ApplyFn:
-    """The function `apply(variables, x, t, condition) -> eps` of a network, for a Denoiser.
+    """Return the function `apply(variables, x, t, condition) -> eps` of x [B, *spec.shape].
 
+    The variables are the denoiser's. The condition is text embeddings [B, tokens, width], int classes [B], or None.
     Learned variances are cut off, and other predictions turned into noise (`NoiseSchedule.noise_of`).
-    Equal specs get the same function, so that models of one architecture share one compilation.
     """
-    network = build(spec.architecture)
-    schedule = spec.schedule.build()
-    channels = spec.architecture.image_channels
+    network, schedule, channels = build(spec.denoiser), spec.schedule.build(), spec.shape[-1]
 
-    def apply(variables: PyTree, x: jax.Array, t: jax.Array, condition: jax.Array | None) -> jax.Array:
-        output = network.apply(variables, x, t, condition)
-        return schedule.noise_of(jnp.asarray(output)[..., :channels], spec.prediction, x, t)
+    def apply(variables: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
+        output = cast(jax.Array, network.apply(variables, x, t, condition))
+        return schedule.noise_of(output[..., :channels], spec.prediction, x, t)
 
     return apply
+
+
+def encode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:
+    """Return the function `apply(variables, images, noise=None) -> latents`; see `Autoencoder.encode`.
+
+    Of the variables, the decoder's may be missing.
+    """
+    return _method(spec, "encode")
+
+
+def decode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:
+    """Return the function `apply(variables, latents) -> images` about in [-1, 1]: the way back from `encode`."""
+    return _method(spec, "decode")
+
+
+def embed_tokens(spec: ClipTextSpec) -> Callable[..., jax.Array]:
+    """Return the function `apply(variables, tokens) -> embeddings` [B, tokens, width] of int tokens [B, N]."""
+    return _method(spec, "__call__")
+
+
+@functools.lru_cache(maxsize=32)
+def _method(spec: NetworkSpec, name: str) -> Callable[..., jax.Array]:
+    network = build(spec)
+    return lambda variables, *inputs: cast(jax.Array, network.apply(variables, *inputs, method=name))

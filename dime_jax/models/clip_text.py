@@ -1,16 +1,58 @@
 """The text half of CLIP in flax: a causal transformer over the tokens of a caption; see `ClipTextSpec`."""
 
+import dataclasses
+from typing import Annotated, ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dime_jax.models.latent_spec import ClipTextSpec
-from dime_jax.models.layers import dense, layer_norm, split_heads
+from dime_jax._util import validate
+from dime_jax.models.checks import Channels, Eps, Hidden, Layers, Range
+from dime_jax.models.layers import dense, layer_norm, query_key_value
+from dime_jax.models.network_spec import NetworkSpec, integers
 
 _ACTIVATIONS = {
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClipTextSpec(NetworkSpec):
+    """The text half of CLIP; the defaults are ViT-L/14's, which Stable Diffusion 1 uses.
+
+    Attributes:
+      vocabulary: number of tokens there are.
+      max_tokens: in a caption.
+      width: of a token's embedding.
+      mlp_width: hidden width of a layer's MLP.
+      num_layers: number of layers.
+      num_heads: attention heads.
+      activation: "quick_gelu", x * sigmoid(1.702 x), or "gelu", the exact one.
+      norm_eps: added to the variance in every layer norm.
+    """
+
+    kind: ClassVar[str] = "clip_text"
+
+    vocabulary: Annotated[int, Range(1, 2**20)] = 49408
+    max_tokens: Annotated[int, Range(1, 2**16)] = 77
+    width: Channels = 768
+    mlp_width: Hidden = 3072
+    num_layers: Layers = 12
+    num_heads: Channels = 12
+    activation: str = "quick_gelu"
+    norm_eps: Eps = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.check_choice(self.activation, list(_ACTIVATIONS), "activation")
+        if self.width % self.num_heads:
+            raise ValueError(f"expected width divisible by num_heads={self.num_heads}, got width={self.width}")
+
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """A caption of one token."""
+        return (integers(1),)
 
 
 def attend_causally(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -31,10 +73,8 @@ class Layer(nn.Module):
         """Layer over x [B, tokens, width]."""
         spec = self.spec
         h = layer_norm(spec.norm_eps, "norm_1")(x)
-        query = split_heads(dense(spec.width, name="query")(h), spec.num_heads)
-        key = split_heads(dense(spec.width, name="key")(h), spec.num_heads)
-        value = split_heads(dense(spec.width, name="value")(h), spec.num_heads)
-        x = x + dense(spec.width, name="out")(attend_causally(query, key, value).reshape(x.shape))
+        maps = query_key_value(h, h, spec.width, spec.num_heads)
+        x = x + dense(spec.width, name="out")(attend_causally(*maps).reshape(x.shape))
         h = dense(spec.mlp_width, name="mlp_0")(layer_norm(spec.norm_eps, "norm_2")(x))
         return x + dense(spec.width, name="mlp_1")(_ACTIVATIONS[spec.activation](h))
 

@@ -3,17 +3,77 @@
 See `ConditionalUnetSpec`. Modules are named as in `unet.Unet`.
 """
 
+import dataclasses
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
-from dime_jax.models.ddpm_unet import ResBlock
-from dime_jax.models.latent_spec import ConditionalUnetSpec
-from dime_jax.models.layers import GroupNorm, conv3x3, dense, layer_norm
+from dime_jax.models.checks import Blocks, Channels, Dropout, Eps, FewChannels, Layers, Level, check_integer
+from dime_jax.models.ddpm_unet import DdpmUnet
+from dime_jax.models.layers import GroupNorm, dense, layer_norm
+from dime_jax.models.unet import UnetSpec
+
+MAX_TRANSFORMER_LAYERS = 512  # in a U-Net; each takes a while to trace
 
 _NORM_EPS = 1e-6  # of the GroupNorm before a transformer, whatever the spec's norm_eps is
 _LAYER_NORM_EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConditionalUnetSpec(UnetSpec):
+    """The U-Net of Stable Diffusion (diffusers' UNet2DConditionModel); the defaults are those of version 1.
+
+    Attention is a transformer; the middle always has one.
+
+    Attributes:
+      channels: of a latent.
+      level_channels: widths; the first is also that of the first convolution and of the embedding of t.
+      level_heads: attention heads of each level; the middle has the last level's.
+      context_channels: width of the text embedding.
+      transformer_layers: in each transformer.
+      linear_projection: whether a transformer's input and output maps are stored as matrices (version 2) or as 1×1
+        convolutions (version 1), which compute the same.
+      (others): see `UnetSpec`; the GroupNorm of a transformer adds 1e-6 to the variance, whatever `norm_eps` is.
+    """
+
+    kind: ClassVar[str] = "conditional_unet"
+
+    channels: FewChannels = 4
+    level_channels: tuple[Channels, ...] = (320, 640, 1280, 1280)
+    num_res_blocks: Blocks = 2
+    attention_levels: tuple[Level, ...] = (0, 1, 2)
+    up_attention_levels: tuple[Level, ...] = (0, 1, 2)
+    level_heads: tuple[Channels, ...] = (8, 8, 8, 8)
+    context_channels: Channels = 768
+    transformer_layers: Layers = 1
+    linear_projection: bool = False
+    time_channels: Channels = 1280
+    time_cos_first: bool = True
+    time_frequency_shift: float = 0
+    symmetric_downsample: bool = True
+    norm_groups: Channels = 32
+    norm_eps: Eps = 1e-5
+    dropout: Dropout = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        levels = len(self.level_channels)
+        if len(self.level_heads) != levels:
+            raise ValueError(f"expected one of level_heads for each of {levels} levels, got {len(self.level_heads)}")
+        for level in self.attention_everywhere:
+            channels, heads = self.level_channels[level], self.level_heads[level]
+            if channels % heads:
+                raise ValueError(f"expected level_channels divisible by level_heads, got {channels} and {heads}")
+        layers = levels * (2 * self.num_res_blocks + 1) * self.transformer_layers
+        check_integer(layers, 1, MAX_TRANSFORMER_LAYERS, "number of transformer layers")
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of a latent."""
+        return self.channels
 
 
 class ContextAttention(nn.Module):
@@ -25,11 +85,8 @@ class ContextAttention(nn.Module):
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
         """Attend from x [B, N, C] to context [B, M, D]."""
         channels = x.shape[-1]
-        query = layers.split_heads(dense(channels, use_bias=False, name="query")(x), self.heads)
-        key = layers.split_heads(dense(channels, use_bias=False, name="key")(context), self.heads)
-        value = layers.split_heads(dense(channels, use_bias=False, name="value")(context), self.heads)
-        h = layers.attend_bounded(query, key, value).reshape(x.shape)
-        return dense(channels, name="out")(h)
+        maps = layers.query_key_value(x, context, channels, self.heads, use_bias=False)
+        return dense(channels, name="out")(layers.attend_bounded(*maps).reshape(x.shape))
 
 
 class TransformerLayer(nn.Module):
@@ -66,64 +123,14 @@ class Transformer(nn.Module):
         return x + dense(channels, name="project_out")(h).reshape(x.shape)
 
 
-class ConditionalUnet(nn.Module):
-    """The U-Net."""
+class ConditionalUnet(DdpmUnet):
+    """The U-Net of Stable Diffusion: the DDPM U-Net with transformers for attention."""
 
     spec: ConditionalUnetSpec
+    out_init: nn.initializers.Initializer = layers.KERNEL_INIT
 
-    @nn.compact
-    def __call__(self, x: jax.Array, t: jax.Array, context: jax.Array) -> jax.Array:
-        """The prediction [B, H, W, channels].
-
-        Args:
-          x: latents [B, H, W, channels].
-          t: int timesteps, a scalar or [B].
-          context: text embeddings [B, tokens, context_channels].
-        """
-        spec = self.spec
-        levels = range(len(spec.level_channels))
-        embedding = self._embed(jnp.broadcast_to(t, x.shape[:1]))
-
-        def res_block(h: jax.Array, channels: int, name: str) -> jax.Array:
-            return ResBlock(spec, channels, name=name)(h, embedding, False)  # type: ignore[arg-type]
-
-        def transformer(h: jax.Array, level: int, name: str) -> jax.Array:
-            return Transformer(spec, spec.level_heads[level], name=name)(h, context)
-
-        h = conv3x3(spec.level_channels[0], "conv_in", jnp.float32)(x)
-        skips = [h]
-        for level in levels:
-            for block in range(spec.num_res_blocks):
-                h = res_block(h, spec.level_channels[level], f"down_{level}_block_{block}")
-                if level in spec.attention_levels:
-                    h = transformer(h, level, f"down_{level}_attention_{block}")
-                skips.append(h)
-            if level != levels[-1]:
-                h = self._downsample(h, f"down_{level}_downsample")
-                skips.append(h)
-        h = res_block(h, h.shape[-1], "middle_block_0")
-        h = transformer(h, levels[-1], "middle_attention")
-        h = res_block(h, h.shape[-1], "middle_block_1")
-        for level in reversed(levels):
-            for block in range(spec.num_res_blocks + 1):
-                h = jnp.concatenate([h, skips.pop()], axis=-1)
-                h = res_block(h, spec.level_channels[level], f"up_{level}_block_{block}")
-                if level in spec.up_attention_levels:
-                    h = transformer(h, level, f"up_{level}_attention_{block}")
-            if level:
-                h = layers.upsample_conv3x3(h.shape[-1], f"up_{level}_upsample", jnp.float32)(h)
-        h = nn.silu(GroupNorm(spec.norm_groups, spec.norm_eps, name="norm_out")(h))
-        return conv3x3(spec.channels, "conv_out", jnp.float32)(h)
-
-    def _embed(self, t: jax.Array) -> jax.Array:
-        """Two-layer MLP of the sinusoid of t; [B, time_channels]."""
-        spec = self.spec
-        features = layers.timestep_embedding(
-            t, spec.level_channels[0], cos_first=spec.time_cos_first, frequency_shift=spec.time_frequency_shift
-        )
-        hidden = dense(spec.time_channels, name="time_dense_0")(features)
-        return dense(spec.time_channels, name="time_dense_1")(nn.silu(hidden))
-
-    def _downsample(self, h: jax.Array, name: str) -> jax.Array:
-        padding = 1 if self.spec.symmetric_downsample else ((0, 1), (0, 1))
-        return conv3x3(h.shape[-1], name, jnp.float32, strides=2, padding=padding)(h)
+    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
+        """See `Transformer`."""
+        assert condition is not None
+        block = nn.remat(Transformer) if self.remat else Transformer
+        return block(self.spec, self.spec.level_heads[level], name=name)(h, condition)

@@ -1,19 +1,41 @@
 """The U-Net of Ho et al. 2020 in flax, one module for its three public dialects (see `DdpmUnetSpec`)."""
 
+import dataclasses
+from typing import Annotated, ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
+from dime_jax.models.checks import MAX_STEPS, Range
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
-from dime_jax.models.spec import DdpmUnetSpec
-from dime_jax.models.unet import ZEROS, Unet, UnetAttention
+from dime_jax.models.unet import ZEROS, ImageUnetSpec, Unet, UnetAttention, UnetSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DdpmUnetSpec(ImageUnetSpec):
+    """The DDPM U-Net in its three public dialects (pytorch-ddpm/SecMI, ddim/pesser, diffusers' UNet2DModel).
+
+    Attributes:
+      time_table_steps: length of the time-embedding table stored with the weights (pytorch-ddpm), or None to compute
+        the embedding. The stored table is a constant, not a parameter, and is used as it is in the file.
+      (others): see `UnetSpec`.
+    """
+
+    kind: ClassVar[str] = "ddpm_unet"
+
+    time_table_steps: Annotated[int, Range(1, MAX_STEPS)] | None = None
+    time_cos_first: bool = False
+    time_frequency_shift: float = 1
+    symmetric_downsample: bool = False
+    middle_attention: bool = True
 
 
 class ResBlock(nn.Module):
     """x + conv(silu(GN(conv(silu(GN(x))) + dense(silu(embedding))))), with a 1×1 shortcut where the width changes."""
 
-    spec: DdpmUnetSpec
+    spec: UnetSpec
     channels: int
     dtype: Dtype = jnp.float32
 
@@ -35,41 +57,16 @@ class Attention(UnetAttention):
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """A map each."""
-        query = dense(h.shape[-1], dtype=self.dtype, name="query")(h)
-        key = dense(h.shape[-1], dtype=self.dtype, name="key")(h)
-        value = dense(h.shape[-1], dtype=self.dtype, name="value")(h)
-        return layers.split_heads(query, heads), layers.split_heads(key, heads), layers.split_heads(value, heads)
+        return layers.query_key_value(h, h, h.shape[-1], heads, dtype=self.dtype)
 
 
 class DdpmUnet(Unet):
     """The DDPM U-Net. A stored time table is in the collection "constants"; everything trainable is in "params"."""
 
-    spec: DdpmUnetSpec
-
-    def time_features(self, t: jax.Array) -> jax.Array:
-        """The row of the stored table, or the sinusoid."""
-        spec = self.spec
-        if spec.time_table_steps is not None:
-            steps, features = spec.time_table_steps, spec.time_features
-            table = self.variable("constants", "time_table", layers.interleaved_time_table, steps, features)
-            return table.value[t]
-        return layers.timestep_embedding(
-            t, spec.time_features, cos_first=spec.time_cos_first, frequency_shift=spec.time_frequency_shift
-        )
-
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
         """See `ResBlock`."""
         return self._block(ResBlock, name, channels=channels)(h, embedding, train)
 
-    def attention(self, h: jax.Array, name: str) -> jax.Array:
+    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
         """See `Attention`."""
         return self._block(Attention, name)(h)
-
-    def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
-        """A stride-2 convolution; its padding is the dialect's."""
-        padding = 1 if self.spec.symmetric_downsample else ((0, 1), (0, 1))
-        return conv3x3(h.shape[-1], name, self.dtype, strides=2, padding=padding)(h)
-
-    def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
-        """Nearest neighbour, then a convolution."""
-        return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)

@@ -1,16 +1,89 @@
 """The diffusion transformer (DiT) in flax, class-conditional, in its two public dialects; see `DitSpec`."""
 
+import dataclasses
+from typing import Annotated, ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dime_jax._util import validate
 from dime_jax.models import layers
-from dime_jax.models.latent_spec import DitSpec
+from dime_jax.models.checks import MAX_IMAGE_SIZE, Channels, Classes, Eps, FewChannels, Hidden, Layers, Range
 from dime_jax.models.layers import dense, layer_norm
+from dime_jax.models.network_spec import DenoiserSpec, floats, integers
+
+MAX_POSITION_VALUES = 2**26  # of a table of positions
+LAYOUTS = ("original", "diffusers")
 
 _NORM_EPS = 1e-6
 _TIME_FEATURES = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DitSpec(DenoiserSpec):
+    """The diffusion transformer of Peebles & Xie 2023, class-conditional; the defaults are DiT-XL/2 at 256 × 256.
+
+    Attributes:
+      layout: "original" (the authors' files) or "diffusers". They differ in more than names: the original has one
+        embedding of t and class for all blocks, frequencies 10000^(-i / 128), one map for q, k, v, and stores the
+        table of positions; diffusers has an embedding in each block, 10000^(-i / 127), and computes the positions.
+      channels: of a latent.
+      learned_sigma: whether the output has as many channels again for the variance (not used by attacks).
+      latent_size: height and width of a latent.
+      patch_size: height and width of a patch.
+      width: of a token.
+      num_layers: number of blocks.
+      num_heads: attention heads.
+      mlp_width: hidden width of a block's MLP.
+      num_classes: classes; one more, the last, stands for "no class".
+      mlp_norm_eps: added to the variance before a block's MLP; elsewhere it is 1e-6.
+    """
+
+    kind: ClassVar[str] = "dit"
+    resizable: ClassVar[bool] = False
+
+    layout: str = "original"
+    channels: FewChannels = 4
+    learned_sigma: bool = True
+    latent_size: Annotated[int, Range(1, MAX_IMAGE_SIZE)] = 32
+    patch_size: Annotated[int, Range(1, MAX_IMAGE_SIZE)] = 2
+    width: Channels = 1152
+    num_layers: Layers = 28
+    num_heads: Channels = 16
+    mlp_width: Hidden = 4608
+    num_classes: Classes = 1000
+    mlp_norm_eps: Eps = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.check_choice(self.layout, LAYOUTS, "layout")
+        if self.latent_size % self.patch_size:
+            raise ValueError(f"expected latent_size={self.latent_size} divisible by patch_size={self.patch_size}")
+        if self.width % self.num_heads or self.width % 4:
+            raise ValueError(f"expected width divisible by 4 and by num_heads={self.num_heads}, got width={self.width}")
+        if self.num_tokens * self.width > MAX_POSITION_VALUES:
+            raise ValueError(f"expected a smaller table of positions than {self.num_tokens} × width={self.width}")
+
+    def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Latents, t and a class."""
+        return floats(self.latent_size, self.latent_size, self.channels), integers(), integers()
+
+    @property
+    def num_tokens(self) -> int:
+        """Patches of a latent."""
+        return (self.latent_size // self.patch_size) ** 2
+
+    @property
+    def out_channels(self) -> int:
+        """Output channels: the prediction, then the learned variance if there is one."""
+        return self.channels * (2 if self.learned_sigma else 1)
+
+    @property
+    def is_original(self) -> bool:
+        """Whether the layout is that of the authors' files."""
+        return self.layout == "original"
 
 
 def position_table(spec: DitSpec) -> jax.Array:
@@ -58,15 +131,11 @@ class Block(nn.Module):
     def _attend(self, h: jax.Array) -> jax.Array:
         width, heads = self.spec.width, self.spec.num_heads
         if self.spec.is_original:
-            query, key, value = jnp.split(dense(3 * width, name="qkv")(h), 3, axis=-1)
+            qkv = jnp.split(dense(3 * width, name="qkv")(h), 3, axis=-1)
+            query, key, value = (layers.split_heads(part, heads) for part in qkv)
         else:
-            query = dense(width, name="query")(h)
-            key = dense(width, name="key")(h)
-            value = dense(width, name="value")(h)
-        attended = layers.attend_bounded(
-            layers.split_heads(query, heads), layers.split_heads(key, heads), layers.split_heads(value, heads)
-        )
-        return dense(width, name="out")(attended.reshape(h.shape))
+            query, key, value = layers.query_key_value(h, h, width, heads)
+        return dense(width, name="out")(layers.attend_bounded(query, key, value).reshape(h.shape))
 
 
 class Dit(nn.Module):

@@ -1,15 +1,35 @@
 """The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion) in flax; see `GuidedUnetSpec`."""
 
+import dataclasses
+from typing import ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dime_jax.models import layers
 from dime_jax.models.layers import Dtype, GroupNorm, conv3x3, dense
-from dime_jax.models.spec import GuidedUnetSpec
-from dime_jax.models.unet import ZEROS, Unet, UnetAttention
+from dime_jax.models.unet import ZEROS, ImageUnetSpec, Unet, UnetAttention
 
 _RESAMPLE = {"": lambda x: x, "down": layers.average_pool, "up": layers.upsample_nearest}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuidedUnetSpec(ImageUnetSpec):
+    """The U-Net of Dhariwal & Nichol 2021 (openai/guided-diffusion). The time embedding is [cos, sin] with shift 0.
+
+    Attributes:
+      resblock_updown: resample inside residual blocks, instead of by a convolution.
+      scale_shift_norm: condition by GroupNorm(h) * (1 + scale) + shift, instead of adding to h.
+      new_attention_order: the qkv channels are ordered (q|k|v, head, channel), instead of (head, q|k|v, channel).
+    """
+
+    kind: ClassVar[str] = "guided_unet"
+
+    norm_eps: float = 1e-5
+    resblock_updown: bool = True
+    scale_shift_norm: bool = True
+    new_attention_order: bool = False
 
 
 class GuidedBlock(nn.Module):
@@ -64,26 +84,22 @@ class GuidedUnet(Unet):
 
     spec: GuidedUnetSpec
 
-    def time_features(self, t: jax.Array) -> jax.Array:
-        """The sinusoid, cosines first."""
-        return layers.timestep_embedding(t, self.spec.time_features, cos_first=True, frequency_shift=0)
-
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
         """See `GuidedBlock`."""
         return self._block(GuidedBlock, name, channels=channels)(h, embedding, train)
 
-    def attention(self, h: jax.Array, name: str) -> jax.Array:
-        """See `Attention`."""
+    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
+        """See `GuidedAttention`."""
         return self._block(GuidedAttention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that halves, or a stride-2 convolution."""
         if self.spec.resblock_updown:
             return self._block(GuidedBlock, name, channels=h.shape[-1], resample="down")(h, embedding, train)
-        return conv3x3(h.shape[-1], name, self.dtype, strides=2)(h)
+        return super().downsample(h, embedding, name, train)
 
     def upsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that doubles, or nearest neighbour and a convolution."""
         if self.spec.resblock_updown:
             return self._block(GuidedBlock, name, channels=h.shape[-1], resample="up")(h, embedding, train)
-        return layers.upsample_conv3x3(h.shape[-1], name, self.dtype)(h)
+        return super().upsample(h, embedding, name, train)

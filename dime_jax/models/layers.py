@@ -1,4 +1,4 @@
-"""The layers both U-Nets are made of, natively batched over NHWC.
+"""The layers that the networks are made of, natively batched over NHWC.
 
 Dtype policy: parameters are float32; convolutions and matmuls run in the module's `dtype` (float32 for attacks,
 bfloat16 optional for training); GroupNorm statistics and the attention softmax are always float32.
@@ -19,14 +19,14 @@ Dtype = DTypeLike
 Padding = int | Sequence[tuple[int, int]]
 
 # Ho et al. 2020: uniform with variance 2 / (fan in + fan out).
-_KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
 def dense(
     features: int,
     name: str | None = None,
     dtype: Dtype | None = None,
-    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+    kernel_init: nn.initializers.Initializer = KERNEL_INIT,
     use_bias: bool = True,
 ) -> nn.Dense:
     """A linear map of the channels; as a 1×1 convolution it is the same. The arguments are `nn.Dense`'s."""
@@ -46,7 +46,7 @@ def conv3x3(
     dtype: Dtype,
     strides: int = 1,
     padding: Padding = 1,
-    kernel_init: nn.initializers.Initializer = _KERNEL_INIT,
+    kernel_init: nn.initializers.Initializer = KERNEL_INIT,
 ) -> nn.Conv:
     """A 3×3 convolution, padded by one on each side unless `padding` says otherwise. The arguments are `nn.Conv`'s."""
     return nn.Conv(
@@ -86,7 +86,7 @@ def upsample_conv3x3(features: int, name: str, dtype: Dtype) -> nn.Conv:
         (3, 3),
         padding=1,
         dtype=dtype,
-        kernel_init=_KERNEL_INIT,
+        kernel_init=KERNEL_INIT,
         conv_general_dilated=_convolve_upsampled,
         name=name,
     )
@@ -160,6 +160,16 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     logits = jnp.einsum("bqhd,bkhd->bhqk", query * jnp.asarray(size**-0.5, query.dtype), key)
     weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def query_key_value(
+    x: jax.Array, context: jax.Array, features: int, heads: int, *, use_bias: bool = True, dtype: Dtype | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The module's maps "query" of x [B, N, C], "key" and "value" of context [B, M, D]: [B, N or M, heads, d] each."""
+    query = dense(features, "query", dtype, use_bias=use_bias)(x)
+    key = dense(features, "key", dtype, use_bias=use_bias)(context)
+    value = dense(features, "value", dtype, use_bias=use_bias)(context)
+    return split_heads(query, heads), split_heads(key, heads), split_heads(value, heads)
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:

@@ -6,12 +6,12 @@ the threshold τ. The test half is only scored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from dime_jax._util import validate
-from dime_jax._util.records import parse
+from dime_jax._util.records import Null, parse
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Attack, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
@@ -41,7 +41,7 @@ class Calibration(NamedTuple):
     weights: tuple[float, ...]
     parameters: dict[str, float]
     stats: TermStats | None
-    tau: float
+    tau: Annotated[float, Null(-np.inf)]
     auc: float
     queries: int
 
@@ -77,8 +77,7 @@ class Calibration(NamedTuple):
     @classmethod
     def from_json(cls, contents: JsonObject, where: str) -> "Calibration":
         """Read an entry of calibration.json, in which a τ of -inf is null; `where` it is, for errors."""
-        found = parse(cls, contents, where)
-        return found._replace(tau=-np.inf) if np.isnan(found.tau) else found
+        return parse(cls, contents, where)
 
 
 class Outcome(NamedTuple):
@@ -109,7 +108,7 @@ def calibrate(
         raise ValueError(
             f"expected one pair of terms per setting and at least one, got {len(settings)} and {len(terms)}"
         )
-    pairs = [TermPair(*(np.asarray(side, np.float64) for side in pair)) for pair in terms]
+    pairs = [pair.map(lambda side: np.asarray(side, np.float64)) for pair in terms]
     choices = [
         (frozen, pair)
         for setting, pair in zip(settings, pairs)
@@ -121,7 +120,7 @@ def calibrate(
 
 def theory_weights(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
     """An attack whose weights theory gives, at a stated setting: nothing is calibrated, and there is no threshold."""
-    nothing = TermPair(*(np.zeros((len(attack.signs), 0)) for _ in TermPair._fields))
+    nothing = TermPair(*[np.zeros((len(attack.signs), 0))] * 2)
     (weights,) = attack.rule.weights(schedule, setting, nothing)
     return _frozen(attack, setting, weights, None, np.nan)
 
@@ -148,7 +147,7 @@ def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair:
     for side, name in zip(pair, ("member", "held-out")):
         validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
-    terms = pair if stats is None else TermPair(*(np.stack(stats.standardize(side)) for side in pair))
+    terms = pair if stats is None else pair.map(lambda side: np.stack(stats.standardize(side)))
     for weights in attack.rule.weights(schedule, setting, terms):
         auc = weights.auc
         if auc is None:

@@ -1,4 +1,4 @@
-"""What the test half shows, as `pipeline.evaluation` gives it and results.json has it."""
+"""What the test half shows, as `stages.evaluation` gives it and results.json has it."""
 
 import dataclasses
 import pathlib

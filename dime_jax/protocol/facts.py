@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting
 from dime_jax.attacks.modules import ModuleFacts
+from dime_jax.data.role_checks import DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION
 
@@ -87,20 +88,6 @@ class HalfCounts:
     heldout: int
 
 
-@dataclasses.dataclass(frozen=True)
-class RoleCounts:
-    """How many images of each role something is said of."""
-
-    members: int
-    heldout: int
-    candidates: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.members + self.heldout + self.candidates
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageCounts:
     """How many images there were.
@@ -122,63 +109,6 @@ class ImageCounts:
     candidates: int
     unusable: RoleCounts
     no_finite_answer: Absent[RoleCounts] = None
-
-
-class UnusableCandidate(NamedTuple):
-    """A candidate that could not be used, and why."""
-
-    id: str
-    reason: str
-
-
-class CandidateCopy(NamedTuple):
-    """A candidate of which there is a copy.
-
-    Attributes:
-      candidate: its id.
-      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
-      other: the copy's id.
-      kind: "exact", the same to the pixel, or "near".
-    """
-
-    candidate: str
-    role: str
-    other: str
-    kind: str
-
-    @property
-    def note(self) -> str:
-        """In words: "near copy of members/cat.png"."""
-        known = "" if self.role == "candidates" or self.other.startswith(f"{self.role}/") else f" ({self.role})"
-        whose = "another candidate, " if self.role == "candidates" else ""
-        return f"{self.kind} copy of {whose}{self.other}{known}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DuplicateFacts:
-    """Copies among the images.
-
-    Attributes:
-      exact_pairs: the same to the pixel.
-      near_pairs: nearly the same.
-      clusters: of images that are copies of each other.
-      largest_cluster: how many images it has.
-      across_member_heldout: clusters with both members and held-out images.
-      left_out: images that were left out for that.
-      candidates_among_members: candidates that are copies of known members.
-      candidates_among_heldout: candidates that are copies of held-out images.
-      candidates: those of which there are copies.
-    """
-
-    exact_pairs: int
-    near_pairs: int
-    clusters: int
-    largest_cluster: int
-    across_member_heldout: int
-    left_out: int
-    candidates_among_members: int
-    candidates_among_heldout: int
-    candidates: tuple[CandidateCopy, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from dime_jax.attacks import Setting
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 
 _LEVEL_AND_CROWDING = ("dime", "dime_central", "dime_theory")
@@ -42,5 +42,5 @@ def frozen_attacks(
 ) -> list[Calibration]:
     """The attacks that calibration froze in a run, or DIME with theory weights if nothing was calibrated."""
     if theory_setting is None:
-        return pipeline.read_calibrations(directory)
-    return [pipeline.theory_weights(schedule, theory_setting)]
+        return stages.read_calibrations(directory)
+    return [stages.theory_weights(schedule, theory_setting)]

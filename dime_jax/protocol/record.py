@@ -2,7 +2,7 @@
 
 AUDIT/audit.json            `AuditFacts`: settings, model, images, duplicates, warnings, environment
 AUDIT/audit.npz             `AuditArrays`: candidates, their truth where known, groups; blind baseline; thumbnails
-AUDIT/run.json ... test/    the run of `pipeline`, with known members
+AUDIT/run.json ... test/    the run of `stages`, with known members
 AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
 AUDIT/variations/ATTACK/    the same of their variations, where those were asked for
 
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dime_jax.data import Split
+from dime_jax.data import Pair, Split
 from dime_jax.data.variations import VARIATIONS
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.facts import AuditFacts
@@ -27,15 +27,9 @@ from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 
 
-class Sides(NamedTuple):
-    """Scores of an attack, lower for members; NaN without a finite answer."""
-
-    member: np.ndarray
-    heldout: np.ndarray
-
-    def finite(self) -> "Sides":
-        """Without NaN."""
-        return Sides(*(side[np.isfinite(side)] for side in self))
+def finite(scores: np.ndarray) -> np.ndarray:
+    """Scores without those of images that have no finite answer."""
+    return scores[np.isfinite(scores)]
 
 
 def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
@@ -50,25 +44,23 @@ def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
     return Varied(columns[np.arange(len(scores)), which], which)
 
 
-class Reference(NamedTuple):
+class KnownImages(NamedTuple):
     """The known images that were not used to choose any setting, and their score table."""
 
     table: ScoreTable
     split: Split
 
-    def scores(self, frozen: Calibration) -> Sides:
-        """Their scores by a frozen attack."""
-        return Sides(
-            *(pipeline.frozen_scores(self.table, frozen, side) for side in (self.split.member, self.split.heldout))
-        )
+    def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
+        """Their scores by a frozen attack, lower for members; NaN without a finite answer."""
+        return self.split.sides.map(lambda side: stages.frozen_scores(self.table, frozen, side))
 
 
-def read_reference(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> Reference:
+def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> KnownImages:
     """The test half; without known members the held-out images that candidates are compared with."""
     if members_known:
-        return Reference(score_table.read_table(directory / "test"), pipeline.read_halves(directory).test)
+        return KnownImages(score_table.read_table(directory / "test"), stages.read_halves(directory).test)
     table = score_table.read_table(candidates_directory(directory, decided_by))
-    return Reference(table, Split(np.zeros(0, np.int64), heldout))
+    return KnownImages(table, Split(np.zeros(0, np.int64), heldout))
 
 
 def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
@@ -115,33 +107,33 @@ class Record:
         return score_table.read_table(candidates_directory(self.directory, self.facts.decided_by))
 
     @functools.cached_property
-    def reference(self) -> Reference:
+    def known(self) -> KnownImages:
         """The known images that were not used to choose any setting."""
-        return read_reference(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
+        return read_known(self.directory, self.facts.decided_by, self.arrays.heldout, self.members_known)
 
     @property
     def split(self) -> Split:
-        """Members and held-out images of the reference."""
-        return self.reference.split
+        """Known members and held-out images that were not used to choose any setting."""
+        return self.known.split
 
     @functools.cached_property
     def calibrations(self) -> list[Calibration]:
         """Every frozen attack."""
-        return frozen_attacks(self.directory, self.facts.theory_setting, self.reference.table.schedule)
+        return frozen_attacks(self.directory, self.facts.theory_setting, self.known.table.schedule)
 
     @functools.cached_property
     def decider(self) -> Calibration:
         """The attack that decides."""
         return by_label(self.calibrations, self.facts.decided_by)
 
-    def scores(self, frozen: Calibration) -> Sides:
-        """Scores of the reference images."""
-        return self.reference.scores(frozen)
+    def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
+        """Scores of these known images."""
+        return self.known.scores(frozen)
 
-    def calibration_scores(self) -> Sides:
+    def calibration_scores(self) -> Pair[np.ndarray]:
         """Scores of the known images that chose the settings, by the attack that decides."""
         table = score_table.read_table(self.directory / "calibration")
-        return Reference(table, pipeline.read_halves(self.directory).calibration).scores(self.decider)
+        return KnownImages(table, stages.read_halves(self.directory).calibration).scores(self.decider)
 
     @functools.cached_property
     def variations(self) -> ScoreTable | None:
@@ -165,7 +157,7 @@ class Record:
         found = Varied(both, np.zeros(len(both), np.int64))
         if self.variations is not None:
             places = np.arange(len(both) * len(VARIATIONS))
-            others = pipeline.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
+            others = stages.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
             found = best_of(both, others)
         cut = len(heldout)
         return Varied(found.best[cut:], found.which[cut:]), Varied(found.best[:cut], found.which[:cut])
@@ -174,7 +166,7 @@ class Record:
         """Scores of candidates, or of held-out images beside them, as they are."""
         if self.candidates is None:
             return np.zeros(0)
-        return pipeline.frozen_scores(self.candidates, self.decider, indices)
+        return stages.frozen_scores(self.candidates, self.decider, indices)
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""

@@ -7,8 +7,8 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Never
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,6 @@ from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
 from dime_jax.scoring.requests import ask_in_requests
 from dime_jax.scoring.retry import Retry, TryLater, with_retries
-
-if TYPE_CHECKING:
-    from dime_jax import data
 
 _VALUES = 64 * 32 * 32 * 3  # in one request, unless a single image has more
 _METADATA_BYTES = 1 << 24
@@ -109,11 +106,11 @@ class RemoteDenoiser(Denoiser):
         """Wait as long as the rate limit, or a busy server, asks for."""
         self._transport.pace.wait(images, stop)
 
-    def conditions_for(self, batch: "data.Batch") -> Mapping[str, PyTree]:
-        """As `Denoiser.conditions_for`; images have labels only."""
+    def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
+        """As `Denoiser.conditions_for`; only labels can be taken from images."""
         if self.contract.condition is not None:
-            raise ValueError(f"{self.name} takes a condition that images do not have: call its eps from Python")
-        return super().conditions_for(batch)
+            raise ValueError(f"{self.name} takes a condition that images do not have: ask it in Python, with eps")
+        return super().conditions_for(labels, captions)
 
     def _apply(self, params: PyTree, x: jax.Array, t: jax.Array, condition: PyTree) -> jax.Array:
         """Send one request."""

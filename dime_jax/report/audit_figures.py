@@ -14,10 +14,10 @@ from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.evidence import metrics
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import Record, finite
 from dime_jax.report import figures
 
 INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"
@@ -80,7 +80,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
     left = 0.5 / size
     curves, numbers = [], []
     for frozen in _largest_tiers(record):
-        curve = metrics.roc_curve(*record.scores(frozen).finite())
+        curve = metrics.roc_curve(*record.scores(frozen).map(finite))
         found = [np.max(curve.tpr[curve.fpr <= fpr]) for fpr in _LISTED_FPRS]
         numbers.append([_title(frozen), *(f"{100 * tpr:.1f}" for tpr in found)])
         curves.append(figures.Line(curve.fpr, curve.tpr, _line_style(frozen, highlighted)))
@@ -113,7 +113,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
 def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
-    scores = record.scores(record.decider).finite()
+    scores = record.scores(record.decider).map(finite)
     candidates = record.own_scores(record.arrays.candidates)
     candidates = candidates[np.isfinite(candidates)]
     low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)
@@ -194,7 +194,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
     """Calibration AUC over timesteps, each at its best step size and angle."""
     found: dict[str, list[Calibration]] = {}
     tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
-    for one in pipeline.calibrations_by_timestep(record.directory):
+    for one in stages.calibrations_by_timestep(record.directory):
         if "t" in one.setting and one.setting.get("q") == tier[one.attack]:
             found.setdefault(one.attack, []).append(one)
     if max(map(len, found.values()), default=0) < 2:
@@ -233,8 +233,8 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
         return None
     frozen = max(runs, key=lambda one: one.queries)
     assert frozen.stats is not None
-    table = record.reference.table
-    terms = table.terms(pipeline.frozen_job(frozen))
+    table = record.known.table
+    terms = table.terms(stages.frozen_job(frozen))
     level, trace = np.asarray(frozen.stats.standardize(terms))
     figure, axes = _new()
     for side, color, name in ((record.split.heldout, MUTED, "held-out"), (record.split.member, ACCENT, "members")):

@@ -30,6 +30,7 @@ from dime_jax.findings.results import CandidateRow, DeletionFindings, DeletionRo
 from dime_jax.protocol.record import Record
 from dime_jax.report import audit_figures, figures
 
+PAGE = "report.html"
 SHOWN_ROWS = 500  # candidates that are shown at once; a button shows the others
 
 _COLORS = {
@@ -67,7 +68,7 @@ class ShownCandidate(NamedTuple):
         return _VERDICT_CLASSES[self.row.verdict]
 
 
-def write_report(record: Record, findings: Findings) -> pathlib.Path:
+def write_report(record: Record, findings: Findings) -> None:
     """Draw the figures of an audit as figures/*.png and *.svg, and write report.html with them in it."""
     results = findings.results
     drawn = audit_figures.draw_all(record, results, findings.candidates)
@@ -82,14 +83,10 @@ def write_report(record: Record, findings: Findings) -> pathlib.Path:
         gallery=_gallery(record),
         floor=40 if min((row.auc.low for row in results.results), default=1.0) >= 0.4 else 0,
     )
-    path = record.directory / "report.html"
-    _files.write_atomically(path, page.encode())
-    return path
+    _files.write_atomically(record.directory / PAGE, page.encode())
 
 
-def write_comparison(
-    directory: pathlib.Path, results: DeletionFindings, candidates: Sequence[DeletionRow]
-) -> pathlib.Path:
+def write_comparison(directory: pathlib.Path, results: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
     """Draw the figure of a deletion check, and write its report.html."""
     with audit_figures.audit_style():
         drawn = audit_figures.draw_change(candidates, results.p_cutoff)
@@ -101,9 +98,7 @@ def write_comparison(
         shown=SHOWN_ROWS,
         figures=_save_figures([drawn], directory / "figures"),
     )
-    path = directory / "report.html"
-    _files.write_atomically(path, page.encode())
-    return path
+    _files.write_atomically(directory / PAGE, page.encode())
 
 
 def render(template: str, **values: object) -> str:

@@ -134,7 +134,7 @@ class CallRunner:
     def prepare(self, batch: data.Batch, conditions: Collection[str]) -> PlacedBatch:
         """Put a batch on the devices, in the model's own space, with what the model is told under the conditions."""
         denoiser, sharding = self._denoiser, self._placement.sharding
-        offered, size = denoiser.conditions_for(batch), len(batch.images)
+        offered, size = denoiser.conditions_for(batch.labels, batch.captions), len(batch.images)
         told = {name: denoiser.check_condition(offered[name], size) for name in conditions}
         x, ids, told = self._placement.put((batch.images, draws.id_numbers(batch.ids), told))
         params, _, key = self._constants

@@ -82,6 +82,11 @@ class ScoringOptions:
             if bound is not None:
                 validate.check_at_least(bound, 0, f"budget {name}")
 
+    def say(self, text: str) -> None:
+        """Show a line on standard error, unless the run is silent."""
+        if not self.silent:
+            print(text, file=sys.stderr)
+
     def within(self, directory: pathlib.Path) -> "ScoringOptions":
         """The same, with a budget that every score table below this directory shares."""
         return dataclasses.replace(self, budget=self.budget._replace(directory=directory))

@@ -300,7 +300,7 @@ def train_privately(
       ValueError: as `train`; if the network keeps statistics of batches, which mix images beyond what clipping bounds;
         or if the run would go past its budget.
     """
-    check_no_batch_statistics(models.param_shapes(spec.architecture))
+    check_no_batch_statistics(models.param_shapes(spec.denoiser))
     method = dp_method(recipe, len(members), privacy, microbatch=microbatch)
     model = train(workdir, spec, source, members, recipe, method=method, options=options)
     if jax.process_index() == 0:

@@ -42,8 +42,8 @@ def read_examples(
       Iterator over Examples in host memory; `get_state` and `set_state` continue it exactly.
     """
     transform = data.transform_for(source, spec.image_shape)
-    classes = None if spec.architecture.num_classes is None else source.labels
-    if spec.architecture.num_classes is not None and classes is None:
+    classes = None if spec.denoiser.num_classes is None else source.labels
+    if spec.denoiser.num_classes is not None and classes is None:
         raise ValueError(f"expected labels in {source.name} for a class-conditional network, got none")
 
     def load(drawn: np.ndarray) -> Examples:

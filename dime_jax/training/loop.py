@@ -25,8 +25,8 @@ from dime_jax import data, models
 from dime_jax._util import files, validate
 from dime_jax._util.distributed import data_mesh, on_first_process, replicated
 from dime_jax._util.typing import JsonObject
-from dime_jax.loading import checkpoints
-from dime_jax.training import inputs
+from dime_jax.loading import model_directory
+from dime_jax.training import checkpoints, inputs
 from dime_jax.training.keys import update_keys
 from dime_jax.training.method import Method, shuffled_method
 from dime_jax.training.recipe import TrainingRecipe
@@ -181,7 +181,7 @@ def _write_model(directory: pathlib.Path, spec: models.ModelSpec, state: TrainSt
     """Write the model directory; one of this run with fewer updates is replaced."""
     variables = jax.device_get(state.variables())
     if directory.exists():
-        if checkpoints.read_spec_file(directory)["fingerprint"] == checkpoints.fingerprint(variables, spec):
+        if model_directory.read_spec_file(directory)["fingerprint"] == model_directory.fingerprint(variables, spec):
             return
         shutil.rmtree(directory)
-    checkpoints.save_model(directory, spec, variables, metadata)
+    model_directory.save_model(directory, spec, variables, metadata)

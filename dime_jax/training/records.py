@@ -106,7 +106,7 @@ def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: PyTree, 
         jax.device_get(variables),  # not spread over devices: one device samples
         spec.schedule.build(),
         spec.image_shape,
-        num_classes=spec.architecture.num_classes,
+        num_classes=spec.denoiser.num_classes,
     )
     condition = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
     start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))

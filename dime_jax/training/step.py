@@ -37,7 +37,7 @@ def initial_state(
     spec: models.ModelSpec, recipe: TrainingRecipe, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Fresh weights, which are their own average."""
-    constants = dict(models.init(spec.architecture, jax.random.key(recipe.seed)))
+    constants = dict(models.init(spec.denoiser, jax.random.key(recipe.seed)))
     params = constants.pop("params")
     # The average is a copy, since the step gives its arguments' memory away.
     ema, moments = jax.jit(lambda params: (jax.tree.map(jnp.copy, params), optimizer.init(params)))(params)
@@ -53,7 +53,7 @@ def make_step(
     `keys`, hence from the seed and the number of the update: a run continues as if it had never stopped, on any number
     of devices.
     """
-    network = models.build(spec.architecture, dtype=jnp.dtype(recipe.compute_dtype), remat=recipe.remat)
+    network = models.build(spec.denoiser, dtype=jnp.dtype(recipe.compute_dtype), remat=recipe.remat)
     schedule = spec.schedule.build()
 
     def step(gradient_of: Partial, state: TrainState, examples: Examples, keys: Keys) -> tuple[TrainState, jax.Array]:

@@ -4,12 +4,12 @@ import dataclasses
 import enum
 import json
 from collections.abc import Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
 
-from dime_jax._util.records import Absent, parse, plain
+from dime_jax._util.records import Absent, Null, Tagged, parse, plain
 
 T = TypeVar("T")
 
@@ -111,3 +111,66 @@ def test_what_is_of_another_type_is_named(change, message):
 def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="expected file to have 'flag', it has name"):
         parse(Whole, {"name": "a"}, "file")
+
+
+class Shape:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Circle(Shape):
+    kind: ClassVar[str] = "circle"
+    radius: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Square(Shape):
+    kind: ClassVar[str] = "square"
+    side: float = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Colourless:
+    kind: ClassVar[str] = "colourless"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    shape: Annotated[Shape, Tagged((Circle, Square, Colourless))]
+    circle: Circle | None
+    level: Annotated[float, Null(-np.inf)] = 0.5
+
+
+def test_the_kind_of_a_record_is_its_first_key():
+    drawing = Drawing(Square(2), Circle(0.5))
+    shape, circle = {"kind": "square", "side": 2}, {"kind": "circle", "radius": 0.5}
+    assert plain(drawing) == {"shape": shape, "circle": circle, "level": 0.5}
+    assert list(plain(drawing.shape)) == ["kind", "side"]
+    again = parse(Drawing, plain(drawing), "file", strict=True)
+    assert again == drawing
+    assert type(again.shape.side) is int  # numbers keep their type
+
+
+def test_null_as_a_field_declares_it():
+    assert parse(Drawing, {"shape": {"kind": "circle"}, "circle": None, "level": None}, "file").level == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": {"kind": "star"}}, "unknown file.shape kind 'star'; expected one of circle, square$"),
+        ({"shape": {"kind": "colourless"}}, "unknown file.shape kind 'colourless'; expected one of circle, square$"),
+        ({"shape": {"kind": ["star\n"]}}, "unknown file.shape kind "),
+        ({"shape": {"side": 1}}, "unknown file.shape kind None"),
+        ({"shape": {"kind": "square"}}, "bad fields in file.shape: missing 'side'"),
+        ({"circle": {"kind": "square", "radius": 1}}, "unknown file.circle kind 'square'; expected one of circle$"),
+        ({"x" * 99: 1, "\n": 2}, r"bad fields in file: unknown '\\n', unknown 'x{56}\.\.\.$"),
+    ],
+)
+def test_strict_keys_and_kinds(change, message):
+    fields = plain(Drawing(Square(2), None))
+    with pytest.raises(ValueError, match=message) as error:
+        parse(Drawing, {**fields, **change}, "file", strict=True)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="bad fields in file: missing 'level'"):
+        parse(Drawing, {name: fields[name] for name in ("shape", "circle")}, "file", strict=True)

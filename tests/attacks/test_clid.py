@@ -24,9 +24,9 @@ def apply(params, x, t, condition):
 class Told(Denoiser):
     """What it is told is a number for each image and condition."""
 
-    def conditions_for(self, batch):
+    def conditions_for(self, labels, captions):
         return {
-            name: jnp.asarray([told(id, place) for id in batch.ids], jnp.float32)
+            name: jnp.asarray([told(caption, place) for caption in captions], jnp.float32)
             for place, name in enumerate(self.conditions)
         }
 
@@ -45,7 +45,9 @@ def model(conditions=TEXT_CONDITIONS):
 
 
 def source(count=9):
-    return dj.data.from_images(np.random.default_rng(0).uniform(-1, 1, (count, *SHAPE)).astype(np.float32))
+    images = np.random.default_rng(0).uniform(-1, 1, (count, *SHAPE)).astype(np.float32)
+    ids = [f"image-{number}" for number in range(count)]
+    return dj.data.from_images(images, ids=ids, captions=ids)
 
 
 def test_the_engine_gives_the_published_statistic(tmp_path):

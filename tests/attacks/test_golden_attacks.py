@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from checkpoints_convert.convert import convert
-from dime_jax.loading import checkpoints
+from dime_jax.loading import opening
+from dime_jax.loading.conversion import convert
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXPECTED = dict(np.load(GOLDEN / "attack_statistics_expected.npz"))
@@ -21,7 +21,7 @@ TEN_TO_HUNDRED = range(10, 101, 10)
 
 @pytest.fixture(scope="module")
 def denoiser(tmp_path_factory):
-    return checkpoints.load_denoiser(convert(GOLDEN / "ddpm_secmi.pt", tmp_path_factory.mktemp("golden") / "model"))
+    return opening.load_denoiser(convert(GOLDEN / "ddpm_secmi.pt", tmp_path_factory.mktemp("golden") / "model"))
 
 
 @pytest.mark.parametrize(("t_sec", "k"), [(100, 10), (60, 15)])

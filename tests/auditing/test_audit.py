@@ -16,7 +16,7 @@ from dime_jax import auditing, cli, scoring
 from dime_jax._util import digests, records
 from dime_jax.evidence import metrics
 from dime_jax.findings import finding, gate, json_files, wording
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.protocol.facts import Settings
 from dime_jax.report import html
 from dime_jax.scoring import query_ledger, score_table
@@ -81,7 +81,7 @@ class TestRecordsOfOtherVersions:
         ("changes", "message"),
         [
             ({"schema_version": 2}, r"audit\.json: schema_version must be 1, got 2"),
-            ({"images": {"members": "many"}}, r"audit\.json\.images\.members to be a number, got 'many'"),
+            ({"grid_size": "many"}, r"audit\.json\.grid_size to be a number, got 'many'"),
             ({"images": {"members": 1, "heldout": 1, "candidates": 1}}, r"audit\.json\.images to have 'unusable'"),
         ],
     )
@@ -106,14 +106,14 @@ class TestRecordsOfOtherVersions:
         sealed = digests.read(directory / "calibration.json")
         digests.write(tmp_path / "calibration.json", {**sealed.contents, "schema_version": 2}, [])
         with pytest.raises(ValueError, match=r"calibration\.json: schema_version must be 1, got 2"):
-            pipeline.read_calibrations(tmp_path)
+            stages.read_calibrations(tmp_path)
 
 
 def test_p_values_are_ranks_among_held_out_images_that_chose_nothing(result, directory):
-    halves = pipeline.read_halves(directory)
+    halves = stages.read_halves(directory)
     decider = json_files.read_record(directory).decider
     table = score_table.read_table(directory / "candidates" / decider.label)
-    heldout = pipeline.frozen_scores(table, decider, halves.test.heldout)
+    heldout = stages.frozen_scores(table, decider, halves.test.heldout)
     with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -137,7 +137,7 @@ def test_the_page_shows_adjusted_p_values_and_the_power_of_both(result, director
 
 
 def test_the_calibration_half_chooses_who_decides(result, directory):
-    frozen = [one for one in pipeline.read_calibrations(directory) if one.attack != "level_only"]  # not asked for
+    frozen = [one for one in stages.read_calibrations(directory) if one.attack != "level_only"]  # not asked for
     best = max(frozen, key=lambda one: one.auc)
     assert result.results["decided_by"]["calibration_auc"] == best.auc
     assert result.results["decided_by"]["chosen"] == "highest AUC on the calibration half"
@@ -191,8 +191,8 @@ def test_what_crowding_adds_is_dime_minus_its_own_level(result, directory):
     (effect,) = result.results["crowding"]
     record = json_files.read_record(directory)
     by_label = {one.label: one for one in record.calibrations}
-    dime, terms = by_label[effect["dime"]], record.reference.table.terms(pipeline.frozen_job(by_label["dime@2"]))
-    sides = [np.isin(record.reference.table.index, side) for side in (record.split.member, record.split.heldout)]
+    dime, terms = by_label[effect["dime"]], record.known.table.terms(stages.frozen_job(by_label["dime@2"]))
+    sides = [np.isin(record.known.table.index, side) for side in (record.split.member, record.split.heldout)]
     level = metrics.auc(*(terms[0, side] for side in sides))
     ours = metrics.auc(*(dime.score(terms[:, side]) for side in sides))
     assert effect["same_setting"]["value"] == pytest.approx(ours - level, abs=1e-12)
@@ -304,7 +304,7 @@ def test_an_interrupted_audit_continues(result, directory, tmp_path, failing):
 def test_candidates_are_compared_with_every_image_that_calibrated_nothing(tmp_path):
     settings = config(tmp_path, model=MODEL, calibration_size=20, test_size=30, level=0.01, **ROLES)
     results = auditing.audit(settings).results
-    halves = pipeline.read_halves(tmp_path)
+    halves = stages.read_halves(tmp_path)
     reference = json_files.read_record(tmp_path).arrays.heldout
     assert results["candidates"]["heldout"] == len(reference) == 100
     assert "fraction_used" not in results  # 30 members are too few to know it by
@@ -546,7 +546,7 @@ def test_settings_are_written_down(result):
     assert settings["model"] == "memoriser"
     assert "output" not in settings
     asked = {field.name for field in dataclasses.fields(auditing.AuditConfig)}
-    assert {field.name for field in dataclasses.fields(Settings)} == asked - {"output", "options"} | {"after"}
+    assert {field.name for field in dataclasses.fields(Settings)} == asked - {"output", "options", "use"} | {"after"}
     assert set(settings) <= asked
 
 

@@ -12,8 +12,8 @@ from dime_jax import auditing, evidence
 from dime_jax.evidence import adjusting
 from dime_jax.findings import json_files
 from dime_jax.findings.candidates import find_candidates
-from dime_jax.protocol import pipeline
-from dime_jax.protocol.record import Record, Sides
+from dime_jax.protocol import stages
+from dime_jax.protocol.record import Record
 from dime_jax.report import html
 
 FORGOTTEN = 0.45  # of every training image
@@ -108,22 +108,22 @@ def naive_adjustment(scores, pictures):
 @pytest.fixture(scope="module")
 def naive(result, record):
     """Adjusted scores of candidates, reference and test members: from pixels, score tables and nothing else."""
-    halves, decider = pipeline.read_halves(result.directory), record.decider
+    halves, decider = stages.read_halves(result.directory), record.decider
     pixels = np.concatenate([MEMBERS, HELDOUT, CANDIDATES])
     calibration = dj.scoring.score_table.read_table(result.directory / "calibration")
     adjust = naive_adjustment(
-        pipeline.frozen_scores(calibration, decider, halves.calibration.heldout),
+        stages.frozen_scores(calibration, decider, halves.calibration.heldout),
         statistics(pixels[halves.calibration.heldout]),
     )
     asked = record.candidates
     reference = np.setdiff1d(np.arange(120, 380), halves.calibration.heldout)
     candidates = np.arange(380, 400)
     return {
-        name: adjust(pipeline.frozen_scores(table, decider, those), statistics(pixels[those]))
+        name: adjust(stages.frozen_scores(table, decider, those), statistics(pixels[those]))
         for name, table, those in (
             ("reference", asked, reference),
             ("candidates", asked, candidates),
-            ("members", record.reference.table, halves.test.member),
+            ("members", record.known.table, halves.test.member),
         )
     }
 
@@ -180,7 +180,7 @@ def test_the_fit_is_to_calibration_held_out_images_alone(record, monkeypatch, ro
     calibration, test, own = Record.calibration_scores, Record.scores, Record.own_scores
 
     def moved(sides):
-        return Sides(sides.member + 7, sides.heldout)
+        return dj.data.Pair(sides.member + 7, sides.heldout)
 
     changed = {
         "calibration members": ("calibration_scores", lambda self: moved(calibration(self))),

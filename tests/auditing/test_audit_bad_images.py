@@ -18,8 +18,10 @@ from PIL import Image
 import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.auditing import images as audit_images
+from dime_jax.data import role_checks
 from dime_jax.data.groups import connect
-from dime_jax.protocol.facts import CandidateCopy
+from dime_jax.data.role_checks import CandidateCopy
+from dime_jax.data.roles import Roles
 from dime_jax.report import html
 
 MEMBERS, HELDOUT, CANDIDATES = images(60, 0), images(60, 21), images(12, 2)
@@ -404,12 +406,12 @@ def test_the_copy_that_is_named_is_the_first_of_the_first_role(pairs):
             if other != one and grouping[one] == grouping[other] >= 0
         ]
         expected += found[:1]
-    given_roles = audit_images._Roles(
+    given_roles = Roles(
         source(images(12, 0), ids=[f"i{i}" for i in range(12)]),
         dj.data.Split(np.arange(4), np.arange(4, 8)),
         np.arange(8, 12),
     )
-    assert audit_images._candidate_copies(dj.data.Duplicates(groups, exact, close), given_roles) == expected
+    assert role_checks._candidate_copies(dj.data.Duplicates(groups, exact, close), given_roles) == expected
 
 
 def test_a_few_candidates_that_are_known_are_named_and_not_refused(tmp_path):

@@ -24,7 +24,7 @@ RECIPE = training.TrainingRecipe(
 
 
 def trained(workdir, source, members):
-    spec = models.ModelSpec(architecture=ARCHITECTURE, image_shape=(8, 8, 1))
+    spec = models.ModelSpec(denoiser=ARCHITECTURE, image_shape=(8, 8, 1))
     options = training.TrainingOptions(silent=True, devices=jax.devices()[:1])
     return training.train(workdir, spec, source, members, RECIPE, options=options)
 

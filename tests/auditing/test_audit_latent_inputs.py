@@ -68,7 +68,10 @@ def lying_tokenizer(folder):
     ("harm", "message"),
     [
         (lambda folder: remove_part(folder, "vae"), "vae/config.json"),
-        (lambda folder: remove_part(folder, "unet"), "is not a latent pipeline: no unet/ and no transformer/ in it"),
+        (
+            lambda folder: remove_part(folder, "unet"),
+            "is not a diffusers folder: no config.json, and no unet/ or transformer/ in it",
+        ),
         (lambda folder: remove_part(folder, "text_encoder"), "text_encoder/config.json"),
         (lambda folder: remove_part(folder, "tokenizer"), "expected tokenizer.json, or vocab.json and merges.txt"),
         (lambda folder: (folder / "unet" / WEIGHTS).unlink(), "expected diffusion_pytorch_model.safetensors or"),

@@ -15,7 +15,7 @@ from dime_jax.auditing.deciding import choose_decider
 from dime_jax.evidence import Judgement, Verdict
 from dime_jax.findings import gate, json_files
 from dime_jax.findings.finding import find
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.report import html
 from dime_jax.scoring import planning
 
@@ -77,7 +77,7 @@ class Scored:
         scoring.score(
             self.model,
             auditing.images.open_images(config(directory, **self.settings), self.model).source,
-            [pipeline.frozen_job(frozen) for frozen in self.record.calibrations],
+            [stages.frozen_job(frozen) for frozen in self.record.calibrations],
             directory / "everything",
             indices=np.concatenate([self.record.arrays.heldout, self.record.arrays.candidates]),
             options=scoring.ScoringOptions(silent=True, micro_batch=64),
@@ -88,17 +88,18 @@ class Scored:
         run = json.loads((self.directory / "run.json").read_text())
         jobs = [planning.Job(attacks.get_attack(name), setting) for name, setting in run["jobs"]]
         jobs = [job for job in jobs if job.label in asked]
-        pipeline.begin(directory, jobs, pipeline.read_halves(self.directory), run["seed"])
+        stages.begin(directory, jobs, stages.read_halves(self.directory), run["seed"])
         for half in ("calibration", "test"):
             shutil.copytree(self.directory / half, directory / half)
-        frozen = pipeline.calibrate_run(directory)
+        frozen = stages.calibrate_run(directory)
         decider, why = choose_decider(
-            frozen, pipeline.asked_labels(directory), wanted, pipeline.read_direction(directory, ["calibration"])
+            frozen, stages.asked_labels(directory), wanted, stages.read_direction(directory, ["calibration"])
         )
         shutil.copytree(self.directory / "everything", directory / "candidates" / decider.label)
         facts = dataclasses.replace(self.record.facts, decided_by=decider.label, chosen=why)
         shutil.copy(self.directory / "model_check.json", directory)
-        return find(json_files.write_record(directory, facts, self.record.arrays))
+        json_files.write_record(directory, facts, self.record.arrays)
+        return find(json_files.read_record(directory))
 
 
 MODELS = {"memoriser": make_memoriser, "ideal": make_ideal, "shipped": make_shipped}
@@ -212,7 +213,7 @@ def test_random_audits_accuse_within_the_level(tmp_path):
 
 
 LEARNED, FIXED, OTHER, WITNESS = (
-    pipeline.Calibration(name, setting, weights, {}, None, 0.0, auc, attacks.get_attack(name).queries(setting))
+    stages.Calibration(name, setting, weights, {}, None, 0.0, auc, attacks.get_attack(name).queries(setting))
     for name, setting, weights, auc in [
         ("dime", {"t": 70, "gamma": 0.1, "q": 1}, (-1.0, 0.0), 0.9),
         ("sima_l4", {"t": 70}, (1.0,), 0.6),

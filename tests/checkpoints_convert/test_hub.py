@@ -10,7 +10,7 @@ import urllib.parse
 import pytest
 
 from checkpoints_convert import hub
-from checkpoints_convert.torch_pickle import CheckpointError
+from dime_jax._util.downloads import DownloadError, is_hub_name
 
 pytest.importorskip("huggingface_hub")
 
@@ -58,25 +58,25 @@ def test_a_pipeline_gets_one_set_of_weights_for_each_part():
 
 
 def test_variants():
+    """Full precision, or half where there is nothing else; no others can be converted."""
     only_half = ["config.json", "diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.fp16.bin"]
     assert chosen(only_half) == set(only_half[:2])
-    two = ["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]
-    message = "has the weights of the network as bf16, fp16: expected full precision or one variant"
-    with pytest.raises(CheckpointError, match=message):
-        hub.needed_files(two)
+    assert chosen(["diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.bf16.safetensors"]) == {
+        "diffusion_pytorch_model.fp16.bin"
+    }
+    with pytest.raises(DownloadError, match="has no weights that are known"):
+        hub.needed_files(["unet/config.json", "unet/diffusion_pytorch_model.bf16.safetensors"])
 
 
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
         (["config.json", "diffusion_pytorch_model.bin", "notes.txt"], {"config.json", "diffusion_pytorch_model.bin"}),
-        (["pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin"], {"pytorch_lora_weights.safetensors"}),
-        (["adapter_config.json", "adapter_model.bin"], {"adapter_config.json", "adapter_model.bin"}),
         (["my.ckpt", "my.safetensors", "README.md"], {"my.safetensors"}),
-        (["cin256.ckpt", "config.yaml"], {"cin256.ckpt", "config.yaml"}),
+        (["cin256.ckpt", "config.yaml"], {"cin256.ckpt"}),
     ],
 )
-def test_networks_loras_and_single_files(files, wanted):
+def test_networks_and_single_files(files, wanted):
     assert chosen(files) == wanted
 
 
@@ -88,15 +88,16 @@ def test_weights_in_several_files_come_with_their_index():
     pickle = ["diffusion_pytorch_model-00001-of-00001.bin", "diffusion_pytorch_model.bin.index.json"]
     names = [f"unet/{name}" for name in (*shards, index, *half, half_index, *pickle)]
     assert chosen(names) == {f"unet/{name}" for name in (*shards, index)}
-    only_half = {f"unet/{name}" for name in (*half, half_index)}
-    assert chosen(only_half) == only_half
+    assert chosen(names[3:5]) == {f"unet/{name}" for name in (*half, half_index)}
+    older = ["unet/diffusion_pytorch_model-00001-of-00001.fp16.safetensors", f"unet/{half_index}"]
+    assert chosen(older) == set(older)
 
 
 def test_repositories_without_weights():
     for files in ([], ["README.md"], ["model_index.json", "a.ckpt"], ["../model.safetensors", "/model.bin"]):
-        with pytest.raises(CheckpointError, match="has no weights that are known"):
+        with pytest.raises(DownloadError, match="has no weights that are known"):
             hub.needed_files(files)
-    with pytest.raises(CheckpointError, match=r"nothing tells which: a\.ckpt, b\.ckpt"):
+    with pytest.raises(DownloadError, match=r"nothing tells which: a\.ckpt, b\.ckpt"):
         hub.needed_files(["a.ckpt", "b.ckpt"])
 
 
@@ -183,13 +184,6 @@ def fetch(server, cache, name="hf:me/sd"):
     return hub.fetch(name, cache_dir=cache, endpoint=server.endpoint)
 
 
-def fetch_configs(server, cache):
-    def configs(names):
-        return [name for name in hub.needed_files(names) if name.endswith((".json", ".txt"))]
-
-    return hub.fetch_files("hf:me/sd", configs, cache_dir=cache, endpoint=server.endpoint)
-
-
 def test_fetches_what_is_needed_and_records_the_commit(server, tmp_path):
     model = fetch(server, tmp_path)
     assert model.commit == COMMIT
@@ -209,13 +203,6 @@ def test_revisions_are_branches_tags_or_commits(server, tmp_path):
         assert (model.directory / "unet/config.json").read_bytes() == b'{"older": true}'
 
 
-def test_configs_come_first_and_weights_later(server, tmp_path):
-    small = fetch_configs(server, tmp_path)
-    assert not any(path.endswith(".safetensors") for _, path in server.log)
-    assert set(small.files) < WANTED
-    assert set(fetch(server, tmp_path).files) == WANTED
-
-
 def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
     before = fetch(server, tmp_path)
     server.broken = True
@@ -227,14 +214,14 @@ def test_what_was_fetched_is_found_without_a_network(server, tmp_path):
 
 
 def test_a_half_finished_download_is_not_taken_for_a_model(server, tmp_path):
-    fetch_configs(server, tmp_path)
+    (fetch(server, tmp_path).directory / "vae" / "diffusion_pytorch_model.bin").unlink()
     server.broken = True
-    with pytest.raises(CheckpointError, match="cannot be reached, and the model is not complete in the cache"):
+    with pytest.raises(DownloadError, match="cannot be reached, and the model is not complete in the cache"):
         fetch(server, tmp_path)
 
 
 def one_line(server, cache, name="hf:me/sd"):
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(DownloadError) as error:
         fetch(server, cache, name)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
@@ -275,18 +262,18 @@ def test_a_commit_that_is_none_is_refused(tmp_path):
     ["hf:", "hf:sd", "hf:a/b/c", "hf:a/b@", "hf:../b", "hf:a/..", "hf:a/b@../x", "hf:a b/c", "hf:a/b\n", "me/sd"],
 )
 def test_names_of_another_form(name):
-    with pytest.raises(CheckpointError, match="expected hf:owner/name or hf:owner/name@revision") as error:
+    with pytest.raises(DownloadError, match="expected hf:owner/name or hf:owner/name@revision") as error:
         hub.fetch(name)
     assert "\n" not in str(error.value)
 
 
 def test_which_names_ask_for_the_hub(tmp_path):
-    assert hub.is_hub_name("hf:me/sd")
-    assert not hub.is_hub_name(tmp_path)
-    assert not hub.is_hub_name("me/sd")
+    assert is_hub_name("hf:me/sd")
+    assert not is_hub_name(tmp_path)
+    assert not is_hub_name("me/sd")
 
 
 def test_the_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
-    with pytest.raises(CheckpointError, match=r"expected the extra dime_jax\[latent\] to be installed for hf: names"):
+    with pytest.raises(DownloadError, match=r"expected the extra dime_jax\[latent\] to be installed for hf: names"):
         hub.fetch("hf:me/sd")

@@ -9,14 +9,16 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_convert import lora
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.lora import Lora
-from checkpoints_convert.pipeline_folder import convert_pipeline, open_pipeline
-from dime_jax.loading import latent_checkpoints
+from checkpoints_convert.options import ConversionOptions
+from dime_jax.loading import model_directory
+from dime_jax.loading.conversion import convert
 from experiments.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
-PIPELINE = open_pipeline(GOLDEN / "stable_diffusion")
-UNET, TEXT = PIPELINE.denoiser.state(), PIPELINE.text_encoder.state()
+PIPELINE = open_checkpoint(GOLDEN / "stable_diffusion")
+UNET, TEXT = PIPELINE.denoiser.state(), PIPELINE.parts["text_encoder"].state()
 ALL = (
     spellings.factors(UNET, [*spellings.UNET, *spellings.CONVOLUTIONS]),
     spellings.factors(TEXT, spellings.TEXT, seed=1),
@@ -56,7 +58,7 @@ def save(path, tensors, metadata=None):
 @pytest.mark.parametrize("scale", [1.0, -0.7])
 def test_spellings(spelling, scale, tmp_path):
     tensors, (unet, text), factor = FILES[spelling]
-    updates = lora.read_updates(Lora(save(tmp_path / "x.safetensors", tensors), scale))
+    updates = Lora(save(tmp_path / "x.safetensors", tensors), scale).updates
     assert len(updates) == len(unet) + len(text)
     assert_merged(UNET, lora.merge(UNET, updates, "unet"), unet, factor * scale)
     assert_merged(TEXT, lora.merge(TEXT, updates, "text_encoder"), text, factor * scale)
@@ -67,7 +69,7 @@ def test_text_encoders_of_older_files(tmp_path):
     state = {f"text_model.{name}": tensor for name, tensor in TEXT.items()}
     pairs = {f"text_model.{module}": pair for module, pair in ALL[1].items()}
     for tensors, factor in ((spellings.kohya({}, ALL[1], ALPHA), ALPHA / RANK), (spellings.peft({}, ALL[1]), 1.0)):
-        updates = lora.read_updates(Lora(save(tmp_path / "x.safetensors", tensors)))
+        updates = Lora(save(tmp_path / "x.safetensors", tensors)).updates
         assert_merged(state, lora.merge(state, updates, "text_encoder"), pairs, factor)
 
 
@@ -84,7 +86,7 @@ def test_adapter_config(config, factor, tmp_path):
     pairs = ATTENTION[0]
     save(tmp_path / "adapter_model.safetensors", spellings.peft(pairs, {}, unet_prefix="base_model.model."))
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    assert_merged(UNET, lora.merge(UNET, lora.read_updates(Lora(tmp_path)), "unet"), pairs, factor)
+    assert_merged(UNET, lora.merge(UNET, Lora(tmp_path).updates, "unet"), pairs, factor)
 
 
 def test_settings_in_the_file(tmp_path):
@@ -93,7 +95,7 @@ def test_settings_in_the_file(tmp_path):
     metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(settings)}
     file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION), metadata)
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 100}')
-    updates = lora.read_updates(Lora(file))
+    updates = Lora(file).updates
     assert_merged(UNET, lora.merge(UNET, updates, "unet"), ATTENTION[0], 2.0)
     assert_merged(TEXT, lora.merge(TEXT, updates, "text_encoder"), ATTENTION[1], 0.5)
 
@@ -102,14 +104,14 @@ def test_pytorch_files_and_half_precision(tmp_path):
     tensors = {name: tensor.astype(np.float16) for name, tensor in spellings.peft(*ATTENTION).items()}
     write_zip(tmp_path / "x.bin", tensors)
     halved = {module: tuple(f.astype(np.float16) for f in pair) for module, pair in ATTENTION[0].items()}
-    assert_merged(UNET, lora.merge(UNET, lora.read_updates(Lora(tmp_path / "x.bin")), "unet"), halved, 1.0)
+    assert_merged(UNET, lora.merge(UNET, Lora(tmp_path / "x.bin").updates, "unet"), halved, 1.0)
 
 
 @pytest.mark.parametrize("contents", [{7: np.zeros((2, 2), np.float32)}, {"a": 1}, {}, [np.zeros(2, np.float32)]])
 def test_what_holds_no_tensors_by_name_is_refused(tmp_path, contents):
     write_zip(tmp_path / "x.bin", contents)
     with pytest.raises(ValueError, match=r"x\.bin: expected a LoRA file: tensors by name"):
-        lora.read_updates(Lora(tmp_path / "x.bin"))
+        _ = Lora(tmp_path / "x.bin").updates
 
 
 ONE = next(iter(ATTENTION[0]))
@@ -148,7 +150,7 @@ DOWN, UP = ATTENTION[0][ONE]
 def test_refusals(tensors, message, tmp_path):
     file = save(tmp_path / "x.safetensors", tensors)
     with pytest.raises(ValueError, match=message) as error:
-        open_pipeline(GOLDEN / "stable_diffusion", loras=(Lora(file),)).variables()
+        open_checkpoint(GOLDEN / "stable_diffusion", loras=(Lora(file),)).variables()
     assert "\n" not in str(error.value)
 
 
@@ -167,31 +169,33 @@ def test_settings_that_cannot_be_honoured(config, message, tmp_path):
     file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION))
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        lora.read_updates(Lora(file))
+        _ = Lora(file).updates
 
 
 def test_a_pipeline_with_loras(tmp_path):
     """Two files add up; the model directory says which, and its fingerprint changes with file and scale."""
     file = save(tmp_path / "x.safetensors", spellings.kohya(*ALL, ALPHA))
-    twice = open_pipeline(GOLDEN / "stable_diffusion", loras=(Lora(file), Lora(file, 0.5)))
+    twice = open_checkpoint(GOLDEN / "stable_diffusion", loras=(Lora(file), Lora(file, 0.5)))
     expected = spellings.updated(UNET, ALL[0], 1.5 * ALPHA / RANK)
     for name, tensor in twice.denoiser.state().items():
         np.testing.assert_allclose(tensor, expected[name], rtol=1e-5, atol=1e-5)
     assert "LoRA: x.safetensors at scale 0.5" in twice.facts
-    model = latent_checkpoints.load_latent_model(convert_pipeline(twice, tmp_path / "model"))
+    source = GOLDEN / "stable_diffusion"
+    model = model_directory.read_model(convert(source, tmp_path / "model", loras=twice.loras))
     assert [one["scale"] for one in model.metadata["loras"]] == [1.0, 0.5]
-    plain = latent_checkpoints.load_latent_model(convert_pipeline(PIPELINE, tmp_path / "plain"))
+    plain = model_directory.read_model(convert(source, tmp_path / "plain"))
     assert model.fingerprint != plain.fingerprint
-    prints = [one["sha256"] for one in model.metadata["loras"]]
-    assert prints == [Lora(file).fingerprint(), Lora(file, 0.5).fingerprint()]
-    assert prints[0] != prints[1]
+    assert [one["sha256"] for one in model.metadata["loras"]] == [one.fingerprint for one in twice.loras]
+    prints = {Lora(file).fingerprint, Lora(file, 0.5).fingerprint}
+    assert len(prints) == 2
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 1}')
-    assert Lora(file).fingerprint() not in prints
+    assert Lora(file).fingerprint not in prints
 
 
 def test_no_lora_for_a_class_conditional_model(tmp_path):
     file = save(tmp_path / "x.safetensors", spellings.peft(*ATTENTION))
-    pipeline = open_pipeline(GOLDEN / "dit", autoencoder=GOLDEN / "stable_diffusion" / "vae", loras=(Lora(file),))
+    options = ConversionOptions(autoencoder=GOLDEN / "stable_diffusion" / "vae")
+    pipeline = open_checkpoint(GOLDEN / "dit", options, (Lora(file),))
     with pytest.raises(ValueError, match=r"has no (unet|text_encoder)"):
         pipeline.variables()
 

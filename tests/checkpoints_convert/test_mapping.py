@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoints_convert import ddim, diffusers, guided, mapping, secmi
+from checkpoints_convert import ddim, diffusers_names, guided, mapping, secmi
 from dime_jax import models
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec
 
@@ -20,8 +20,12 @@ def inventory(name):
     return {key: np.broadcast_to(np.float32(0), shape) for key, shape in shapes.items()}
 
 
-def table_shapes(dialect, spec):
-    return {entry.tensor: entry.tensor_shape for entry in mapping.name_table(dialect, spec)}
+def table_shapes(naming, spec):
+    return {entry.tensor: entry.tensor_shape for entry in mapping.name_table(spec, naming(spec))}
+
+
+def old_names(spec):
+    return diffusers_names.unet_naming(spec, old_attention=True)
 
 
 def shapes_of(state):
@@ -38,16 +42,18 @@ def shapes_of(state):
 def test_cifar_architecture_is_read_off_names_and_shapes(name, module, fixed):
     state = inventory(name)
     assert module.infer_spec(state) == DdpmUnetSpec(**fixed)
-    assert table_shapes(module.DIALECT, DdpmUnetSpec(**fixed)) == shapes_of(state)
+    assert table_shapes(module.naming, DdpmUnetSpec(**fixed)) == shapes_of(state)
 
 
 def test_diffusers_names():
-    assert table_shapes(diffusers.DIALECT, DdpmUnetSpec()) == shapes_of(inventory("C_diffusers_ddpm_cifar10_32"))
+    assert table_shapes(diffusers_names.unet_naming, DdpmUnetSpec()) == shapes_of(
+        inventory("C_diffusers_ddpm_cifar10_32")
+    )
 
 
 def test_guided_256_is_recognised_even_with_a_few_bad_tensors():
     state = inventory("D_guided_diffusion_256_cond")
-    assert table_shapes(guided.DIALECT, guided.presets()["256x256"].architecture) == shapes_of(state)
+    assert table_shapes(guided.naming, guided.presets()["256x256"].architecture) == shapes_of(state)
     del state["out.2.bias"]
     state["label_emb.weight"] = np.zeros((1000, 3), np.float32)
     assert guided.recognise(state).name == "256x256"
@@ -68,24 +74,24 @@ def test_inference_survives_any_one_missing_tensor(name, module):
 
 
 @pytest.mark.parametrize(
-    ("dialect", "spec"),
+    ("naming", "spec"),
     [
-        (secmi.DIALECT, DdpmUnetSpec(level_channels=(32, 64), stem_channels=32, num_res_blocks=1, time_table_steps=7)),
-        (ddim.DIALECT, DdpmUnetSpec(level_channels=(32, 64, 32), stem_channels=32, attention_levels=(0, 2))),
-        (diffusers.DIALECT, DdpmUnetSpec(level_channels=(32, 64), stem_channels=32, num_classes=3)),
-        (diffusers.OLD_DIALECT, DdpmUnetSpec(level_channels=(32,), stem_channels=32, attention_levels=(0,))),
-        (guided.DIALECT, GuidedUnetSpec(level_channels=(32, 64), stem_channels=32, num_classes=3, num_heads=2)),
+        (secmi.naming, DdpmUnetSpec(level_channels=(32, 64), stem_channels=32, num_res_blocks=1, time_table_steps=7)),
+        (ddim.naming, DdpmUnetSpec(level_channels=(32, 64, 32), stem_channels=32, attention_levels=(0, 2))),
+        (diffusers_names.unet_naming, DdpmUnetSpec(level_channels=(32, 64), stem_channels=32, num_classes=3)),
+        (old_names, DdpmUnetSpec(level_channels=(32,), stem_channels=32, attention_levels=(0,))),
+        (guided.naming, GuidedUnetSpec(level_channels=(32, 64), stem_channels=32, num_classes=3, num_heads=2)),
         (
-            guided.DIALECT,
+            guided.naming,
             GuidedUnetSpec(level_channels=(32, 64), stem_channels=32, resblock_updown=False, scale_shift_norm=False),
         ),
     ],
 )
-def test_there_and_back_is_the_identity(dialect, spec):
+def test_there_and_back_is_the_identity(naming, spec):
     rng = np.random.default_rng(0)
     shapes = models.param_shapes(spec)
     variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
-    table = mapping.name_table(dialect, spec)
+    table = mapping.name_table(spec, naming(spec))
     assert len({entry.tensor for entry in table}) == len(table) == len(jax.tree.leaves(shapes))
     state = mapping.to_state_dict(variables, table)
     jax.tree.map(np.testing.assert_array_equal, mapping.to_variables(state, table), variables)
@@ -93,9 +99,9 @@ def test_there_and_back_is_the_identity(dialect, spec):
     assert again.keys() == state.keys()
     for name in state:
         np.testing.assert_array_equal(again[name], state[name])
-    if dialect in (secmi.DIALECT, ddim.DIALECT):
-        module = secmi if dialect is secmi.DIALECT else ddim
-        assert mapping.name_table(dialect, module.infer_spec(state)) == table
+    if naming in (secmi.naming, ddim.naming):
+        inferred = (secmi if naming is secmi.naming else ddim).infer_spec(state)
+        assert mapping.name_table(inferred, naming(inferred)) == table
 
 
 def test_layouts():

@@ -1,5 +1,6 @@
 """Pipeline folders of latent models: each file layout gives the same variables; what cannot be honoured is refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_convert import latent_names, mapping, weights_file
+from checkpoints_convert import diffusers_names, dit, mapping, weights_file
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.pipeline_folder import convert_pipeline, dit_spec, open_pipeline
-from dime_jax.loading import latent_checkpoints
-from dime_jax.models.latent_spec import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
+from dime_jax.loading import model_directory
+from dime_jax.loading.conversion import convert
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
 from experiments.torch_writer import write_zip
 
@@ -24,6 +26,10 @@ WEIGHTS = {
     "vae": "diffusion_pytorch_model.safetensors",
     "text_encoder": "model.safetensors",
 }
+
+
+def open_pipeline(source, options=ConversionOptions(), loras=(), autoencoder=None):  # noqa: B008
+    return open_checkpoint(source, dataclasses.replace(options, autoencoder=autoencoder), loras)
 
 
 @pytest.fixture
@@ -59,17 +65,23 @@ def refused(source, message, **options):
 def test_what_a_folder_says():
     pipeline = open_pipeline(GOLDEN / "stable_diffusion")
     spec = pipeline.spec
-    assert (spec.image_shape, spec.latent_shape, spec.prediction) == ((16, 16, 3), (8, 8, 4), "epsilon")
+    assert (spec.image_shape, spec.shape, spec.prediction) == ((16, 16, 3), (8, 8, 4), "epsilon")
     assert spec.schedule == ScheduleSpec(kind="scaled_linear", beta_start=0.00085, beta_end=0.012)
     assert spec.denoiser.level_heads == (2, 2)
     assert (spec.autoencoder.scaling_factor, spec.autoencoder.shift_factor) == (0.18215, 0.0)
     assert [file.name for file in pipeline.tokenizer_files] == ["vocab.json", "merges.txt"]
-    assert "noise schedule: scaled_linear from 0.00085 to 0.012, 1000 steps (scheduler_config.json)" in pipeline.facts
+    how = "(scheduler_config.json, with diffusers' defaults for rescale_betas_zero_snr)"
+    assert f"noise schedule: scaled_linear from 0.00085 to 0.012, 1000 steps {how}" in pipeline.facts
 
 
 def test_published_configs():
     """Stable Diffusion's own config files, as they are on the Hub."""
-    from checkpoints_convert.latent_configs import parse_autoencoder, parse_dit, parse_text_encoder, parse_unet
+    from checkpoints_convert.diffusers_configs import (
+        parse_autoencoder,
+        parse_conditional_unet,
+        parse_dit,
+        parse_text_encoder,
+    )
 
     unet = {
         **{"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.6.0", "act_fn": "silu"},
@@ -79,10 +91,10 @@ def test_published_configs():
         **{"mid_block_scale_factor": 1, "norm_eps": 1e-05, "norm_num_groups": 32, "out_channels": 4, "sample_size": 64},
         **{"up_block_types": ["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3},
     }
-    assert parse_unet(unet) == ConditionalUnetSpec()
+    assert parse_conditional_unet(unet) == ConditionalUnetSpec()
     version_2 = {"attention_head_dim": [5, 10, 20, 20], "cross_attention_dim": 1024, "use_linear_projection": True}
     version_2 |= {"dual_cross_attention": False, "num_class_embeds": None, "upcast_attention": True}
-    assert parse_unet({**unet, **version_2}) == ConditionalUnetSpec(
+    assert parse_conditional_unet({**unet, **version_2}) == ConditionalUnetSpec(
         level_heads=(5, 10, 20, 20), context_channels=1024, linear_projection=True
     )
     vae = {
@@ -116,7 +128,7 @@ def test_published_configs():
 def test_name_tables_go_both_ways(part):
     """Every tensor is used once; the way back gives the file again."""
     pipeline = open_pipeline(GOLDEN / "stable_diffusion")
-    one = {part.name: part for part in pipeline.parts().values()}[part]
+    one = {part.name: part for part in pipeline.parts.values()}[part]
     state = one.state()
     table = one.name_table(state)
     assert sorted(entry.tensor for entry in table) == sorted(state)
@@ -124,10 +136,17 @@ def test_name_tables_go_both_ways(part):
     assert_equal(back, {name: np.asarray(tensor) for name, tensor in state.items()})
 
 
+@pytest.fixture
+def small_dit(monkeypatch):
+    """The number of heads of the golden file's network, which is none of the published ones."""
+    monkeypatch.setitem(dit._HEADS_BY_WIDTH, 24, 3)
+
+
 @pytest.mark.parametrize("layout", ["original", "diffusers"])
+@pytest.mark.usefixtures("small_dit")
 def test_dit_name_tables_go_both_ways(layout):
     source = GOLDEN / ("dit" if layout == "diffusers" else "dit_original.pt")
-    part = open_pipeline(source, autoencoder=VAE, num_heads=3).denoiser
+    part = open_pipeline(source, autoencoder=VAE).denoiser
     state = part.state()
     back = mapping.to_state_dict(part.variables(), part.name_table(state))
     assert_equal(back, {name: np.asarray(tensor) for name, tensor in state.items()})
@@ -135,7 +154,8 @@ def test_dit_name_tables_go_both_ways(layout):
 
 @pytest.mark.parametrize("spec", [ConditionalUnetSpec(), ConditionalUnetSpec(linear_projection=True), DitSpec()])
 def test_names_are_unique_at_full_size(spec):
-    names = [entry.tensor for entry in latent_names.name_table(spec, latent_names.naming_of(spec, {}))]
+    naming = dit.naming(spec) if isinstance(spec, DitSpec) else diffusers_names.naming_of(spec, {})
+    names = [entry.tensor for entry in mapping.name_table(spec, naming)]
     assert len(set(names)) == len(names)
 
 
@@ -164,7 +184,7 @@ def test_half_precision(folder, expected):
 def test_shards(folder, expected, variant):
     shard(folder / "unet", state_of(folder, "unet"), variant)
     assert_equal(open_pipeline(folder).variables(), expected)
-    assert open_pipeline(folder).denoiser.file.suffix == ".json"
+    assert open_pipeline(folder).denoiser.file.name.startswith("diffusion_pytorch_model.safetensors.index.")
 
 
 def shard(folder, state, variant=""):
@@ -264,7 +284,7 @@ def test_ema_weights(folder):
         ("unet", {"new_key": 1}, "cannot honour unknown keys: new_key='1'"),
         ("unet", {"quantization_config": {}}, "unknown keys: quantization_config"),
         ("unet", {"auto_map": {"x": "y"}}, "names code to run"),
-        ("unet", {"_class_name": "UNetMotionModel"}, "cannot honour the class"),
+        ("unet", {"_class_name": "UNetMotionModel"}, "cannot honour _class_name='UNetMotionModel'"),
         ("unet", {"attention_head_dim": 3}, "divisible by level_heads"),
         ("unet", {"block_out_channels": [1024, 2048]}, "expected the [0-9,]+ values of the network that it describes"),
         ("unet", {"sample_size": None}, "expected --image_size"),
@@ -370,33 +390,41 @@ def test_no_tokenizer(folder):
     refused(folder, "expected tokenizer.json, or vocab.json and merges.txt")
 
 
-def test_original_dit_files():
+def test_original_dit_files(monkeypatch):
     """The architecture is read off the tensors; heads are those of the published widths."""
     state = weights_file.read(GOLDEN / "dit_original.pt")
-    assert dit_spec(state, num_heads=3) == DitSpec(
+    with pytest.raises(ValueError, match="cannot tell the number of heads of a DiT of width 24"):
+        dit.infer_spec(state)
+    monkeypatch.setitem(dit._HEADS_BY_WIDTH, 24, 3)
+    assert dit.infer_spec(state) == DitSpec(
         latent_size=4, width=24, num_layers=1, num_heads=3, mlp_width=96, num_classes=5
     )
-    with pytest.raises(ValueError, match="expected num_heads for a DiT of width 24"):
-        dit_spec(state)
     refused(GOLDEN / "dit_original.pt", "holds no autoencoder")
-    refused(GOLDEN.parent / "ddpm_ddim.pt", "expected a DiT of its authors' code", autoencoder=VAE)
+    refused(
+        GOLDEN.parent / "ddpm_ddim.pt",
+        "is no latent model: expected no --autoencoder",
+        autoencoder=VAE,
+        options=ConversionOptions(image_size=16),
+    )
+    with pytest.raises(ValueError, match="expected a DiT of its authors' code"):
+        dit.infer_spec({name: tensor for name, tensor in state.items() if name != "pos_embed"})
 
 
+@pytest.mark.usefixtures("small_dit")
 def test_a_training_checkpoint_of_dit(tmp_path):
     """The EMA is taken; another table of positions in it would be too."""
     state = dict(weights_file.read(GOLDEN / "dit_original.pt"))
     other = {name: tensor + 1 for name, tensor in state.items()}
     write_zip(tmp_path / "x.pt", {"model": other, "ema": state})
-    part = open_pipeline(tmp_path / "x.pt", autoencoder=VAE, num_heads=3).denoiser
+    part = open_pipeline(tmp_path / "x.pt", autoencoder=VAE).denoiser
     assert_equal({name: np.asarray(tensor) for name, tensor in part.state().items()}, state)
 
 
 def test_model_directories(tmp_path, expected):
     """A pipeline written to a model directory and read again is the same, and damage is noticed."""
     pipeline = open_pipeline(GOLDEN / "stable_diffusion")
-    directory = convert_pipeline(pipeline, tmp_path / "model")
-    model = latent_checkpoints.load_latent_model(directory)
-    assert latent_checkpoints.is_latent_model(directory)
+    directory = convert(GOLDEN / "stable_diffusion", tmp_path / "model")
+    model = model_directory.read_model(directory)
     assert model.spec == pipeline.spec
     assert_equal(jax.tree.map(np.asarray, model.variables), expected)
     assert [file.read_bytes() for file in sorted(model.tokenizer_files)] == [
@@ -404,7 +432,7 @@ def test_model_directories(tmp_path, expected):
     ]
     assert model.metadata["facts"] == list(pipeline.facts)
     with pytest.raises(ValueError, match="exists already"):
-        convert_pipeline(pipeline, directory)
+        convert(GOLDEN / "stable_diffusion", directory)
     (directory / "tokenizer" / "vocab.json").write_text("{}")
     with pytest.raises(ValueError, match="tokenizer: files are missing, changed or added"):
-        latent_checkpoints.load_latent_model(directory)
+        model_directory.read_model(directory)

@@ -7,9 +7,10 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_convert import torch_file, weights_file
-from checkpoints_convert.convert import convert, open_checkpoint
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.options import ConversionOptions
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory
+from dime_jax.loading.conversion import convert
 from experiments.torch_writer import Global, PickledCall, write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -53,7 +54,7 @@ def test_lightning(prefix, tmp_path):
     state = prefixed(prefix, STATE) | {"betas": BETAS, "logvar": BETAS}
     write_zip(tmp_path / "x.ckpt", {**LIGHTNING, "state_dict": state})
     checkpoint = open_checkpoint(tmp_path / "x.ckpt", SIZE)
-    assert checkpoint.state.keys() == STATE.keys()
+    assert checkpoint.denoiser.state().keys() == STATE.keys()
     np.testing.assert_allclose(checkpoint.spec.schedule.build().abar(49), np.prod(1 - BETAS.astype(float)), rtol=1e-5)
     assert "noise schedule: betas, 50 steps (betas in the file)" in checkpoint.facts
     assert "not the network's, and left out: betas, logvar" in checkpoint.facts
@@ -91,8 +92,8 @@ def test_the_model_of_an_ema_is_the_emas(tmp_path):
     write_zip(tmp_path / "ema.pt", STATE)
     both = convert(tmp_path / "both.pt", tmp_path / "both", SIZE)
     ema = convert(tmp_path / "ema.pt", tmp_path / "ema", SIZE)
-    assert checkpoints.read_spec_file(both)["fingerprint"] == checkpoints.read_spec_file(ema)["fingerprint"]
-    assert checkpoints.read_spec_file(both)["metadata"]["weights"] == "ema"
+    assert model_directory.read_spec_file(both)["fingerprint"] == model_directory.read_spec_file(ema)["fingerprint"]
+    assert model_directory.read_spec_file(both)["metadata"]["weights"] == "ema"
 
 
 def refused(contents, message, wanted=None):
@@ -167,10 +168,17 @@ def test_hostile_names_end_in_one_line(name, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path):
-    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(10) for block in range(16)]
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (2, r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"),
+        (16, r"expected number of residual blocks to be an integer in \[1, 128\], got .*330"),
+    ],
+)
+def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path, blocks, message):
+    names = [f"down.{level}.block.{block}.conv1.bias" for level in range(10) for block in range(blocks)]
     rest = ("conv_in.weight", "conv_in.bias", "conv_out.bias", "temb.dense.0.weight", "temb.dense.0.bias")
     few = {name: STATE[name] for name in rest}
     write_zip(tmp_path / "x.pt", few | {name: np.zeros(32, np.float32) for name in names})
-    with pytest.raises(ValueError, match=r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"):
+    with pytest.raises(ValueError, match=message):
         convert(tmp_path / "x.pt", tmp_path / "m", ConversionOptions(image_size=512))

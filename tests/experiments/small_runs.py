@@ -7,7 +7,7 @@ import numpy as np
 
 import dime_jax as dj
 from dime_jax import scoring
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from experiments import without_model
 
 SHAPE = (2, 2, 1)
@@ -28,7 +28,7 @@ def make_run(directory, jobs, size, member_scale, heldout_scale, seed):
     halves = dj.data.halves(dj.data.Split(np.arange(size), np.arange(size, 2 * size)), source.ids, seed=seed)
     model = dj.Denoiser.from_function(knows_small_images, dj.linear_schedule(), SHAPE, name="small")
     options = scoring.ScoringOptions(micro_batch=64, silent=True)
-    pipeline.run(directory, model, source, halves, jobs, seed=seed, options=options)
+    stages.run(directory, model, source, halves, jobs, seed=seed, options=options)
     without_model.look_once(directory, source, dj.data.transform_for(source, SHAPE), seed)
 
 

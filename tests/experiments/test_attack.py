@@ -17,7 +17,7 @@ import dime_jax as dj
 from dime_jax._util import distributed
 from dime_jax._util.records import plain
 from dime_jax.guards import model_check
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, runs, study_data, tables, without_model
 from experiments.configs.attack_section import attack_section, data_section
@@ -80,7 +80,7 @@ class TestSmoke:
         assert results["queries_made"] == 8 * (once + 1) + 8 * (once + apart) + results["model_check"]["queries"]
         assert not results["model_check"]["passed"]  # these networks are random
         (model,) = smoke(name).glob("model-*")
-        metadata = checkpoints.read_spec_file(model)["metadata"]
+        metadata = model_directory.read_spec_file(model)["metadata"]
         assert metadata["dialect"] == DIALECTS.get(name, "secmi")
         assert metadata["weights"] == ("only" if name == "imagenet256" else "ema")
 
@@ -230,7 +230,7 @@ class TestImagesAlone:
         split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
         source = dj.data.from_images(pixels)
         halves = dj.data.halves(split, source.ids, seed=0)
-        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)
+        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0).alone
 
     def test_copies_on_both_sides_are_counted_and_said(self):
         pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
@@ -280,7 +280,7 @@ def test_first_process_raises_its_own_error():
 
 PROGRAM = """
 import runpy
-from dime_jax import model_check
+from dime_jax.guards import model_check
 model_check.IMAGES = 2  # as `run_smoke`
 runpy.run_module("experiments.attack", run_name="__main__")
 """

@@ -11,7 +11,7 @@ from small_runs import SHAPE, make_run, pretend
 
 import dime_jax as dj
 from dime_jax.evidence import metrics
-from dime_jax.protocol import calibration, pipeline
+from dime_jax.protocol import calibration, stages
 from dime_jax.scoring import planning, score_table
 from experiments import cross_fit, figures, model_figures, run_figures, runs, synthetic
 from experiments.model_figures import SidePair
@@ -123,11 +123,11 @@ def run(tmp_path_factory):
 class TestRunFigures:
     def test_distributions_are_the_scores_and_the_threshold(self, run):
         (panel,) = run_figures.distributions([run])
-        frozen = next(c for c in pipeline.read_calibrations(run.directory) if c.attack == "dime")
+        frozen = next(c for c in stages.read_calibrations(run.directory) if c.attack == "dime")
         table = score_table.read_table(run.directory / "test")
-        halves = pipeline.read_halves(run.directory)
+        halves = stages.read_halves(run.directory)
         np.testing.assert_array_equal(
-            np.sort(panel.member), np.sort(pipeline.frozen_scores(table, frozen, halves.test.member))
+            np.sort(panel.member), np.sort(stages.frozen_scores(table, frozen, halves.test.member))
         )
         assert panel.tau == frozen.tau
 
@@ -137,7 +137,7 @@ class TestRunFigures:
         assert list(panel.curves["dime"]) == [30, 70, 120]
         # SimA has one setting per t: nothing is chosen, so the mean over the parts is that of their AUCs.
         table = score_table.read_table(run.directory / "calibration")
-        member = np.isin(table.index, pipeline.read_halves(run.directory).calibration.member)
+        member = np.isin(table.index, stages.read_halves(run.directory).calibration.member)
         scores = table.terms(planning.Job(dj.attacks.get_attack("sima_l4"), {"t": 120}))[0]
         whole = metrics.auc(scores[member], scores[~member])
         assert panel.curves["sima_l4"][120] == pytest.approx(whole, abs=0.1)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoints_convert.pipeline_folder import open_pipeline
+from checkpoints_convert.convert import open_checkpoint
 from dime_jax import data
 from dime_jax._util.records import plain
 from experiments import latent_study, questions, results_page, run_table, runs
@@ -64,7 +64,7 @@ def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
         latent_study, "write_pipeline", lambda *made: (saved.update(spec=made[1], **made[2]), write(*made))
     )
     latent_study.make(tmp_path, latent_study.Size(30, 0, 0, 8))
-    pipeline = open_pipeline(tmp_path / "pipeline")
+    pipeline = open_checkpoint(tmp_path / "pipeline")
     assert pipeline.spec == saved["spec"]
     for part, name in (("denoiser", "unet"), ("autoencoder", "vae"), ("text_encoder", "text_encoder")):
         jax.tree.map(np.testing.assert_array_equal, pipeline.variables()[part], saved[name])

@@ -5,7 +5,7 @@ import pytest
 from small_runs import make_run, pretend
 
 from dime_jax._util.digests import Damaged
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.scoring import planning, score_table
 from experiments import publish, runs
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
 def test_every_reading_is_the_same_and_the_ledger_is_a_number(run, tmp_path):
     publish.publish(run.parents[1], tmp_path / "copy")
     copy = tmp_path / "copy" / "seed_0" / "attack"
-    for half in pipeline.HALVES:
+    for half in stages.HALVES:
         before, after = score_table.read_table(run / half), score_table.read_table(copy / half)
         assert before.queries_made == after.queries_made > 0
         assert list(before.readings) == list(after.readings)
@@ -31,14 +31,14 @@ def test_every_reading_is_the_same_and_the_ledger_is_a_number(run, tmp_path):
             np.testing.assert_array_equal(values, after.readings[name])
     assert list(run.rglob("queries-*.bin"))
     assert not list(copy.rglob("queries-*.bin"))
-    assert pipeline.evaluation(copy) == pipeline.evaluation(run)
-    assert pipeline.calibrate_run(copy) == pipeline.read_calibrations(run)
+    assert stages.evaluation(copy) == stages.evaluation(run)
+    assert stages.calibrate_run(copy) == stages.read_calibrations(run)
 
 
 def test_without_the_calibration_half_the_results_are_the_same(run, tmp_path):
     copy = tmp_path / "attack"
     publish.publish(run, copy, trim_calibration=True)
-    assert pipeline.evaluation(copy) == pipeline.evaluation(run)
+    assert stages.evaluation(copy) == stages.evaluation(run)
     for before, after in zip(runs.read_run(run).rows, runs.read_run(copy).rows):
         np.testing.assert_array_equal(before.scores, after.scores)
     left = score_table.read_table(copy / "calibration")
@@ -48,7 +48,7 @@ def test_without_the_calibration_half_the_results_are_the_same(run, tmp_path):
     done = score_table.rows_done(copy / "calibration", len(left.manifest["identity"]["settings"]), 80)
     assert np.all(done[:, left.index] == score_table.OK)
     with pytest.raises(ValueError, match="does not hold loss at"):
-        pipeline.calibrate_run(copy)
+        stages.calibrate_run(copy)
 
 
 @pytest.mark.parametrize("name", ["halves.npz", "test/scores.parquet", "calibration/queries-0.bin"])

@@ -13,7 +13,7 @@ from small_runs import make_run, pretend
 
 import dime_jax as dj
 from dime_jax.attacks import registry
-from dime_jax.protocol import pipeline
+from dime_jax.protocol import stages
 from dime_jax.scoring import planning
 from experiments import paper_values, questions, results_page, run_table, runs, tables
 from experiments.rendering import render
@@ -238,7 +238,7 @@ class TestRendering:
         pretend(directory, "cifar10", "laptop")
         page = directory.parent / "RESULTS.md"
         text = study_section(directory, page)
-        results = pipeline.evaluation(directory)
+        results = stages.evaluation(directory)
         for fact in (
             "`experiments/configs/cifar10.py`, variant `laptop`",
             "python -m experiments.attack --config=experiments/configs/cifar10.py:laptop --workdir=W\n",

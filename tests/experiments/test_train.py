@@ -72,7 +72,7 @@ def test_every_smoke_training_is_of_a_tiny_network_and_a_few_updates(path):
     if "recipe" in config.get("train", {}):
         assert config.train.recipe.steps <= 4
         assert config.train.recipe.batch_size <= 16
-        shapes = models.param_shapes(train.model_spec(config).architecture)["params"]
+        shapes = models.param_shapes(train.model_spec(config).denoiser)["params"]
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) < 50_000
 
 
@@ -139,10 +139,10 @@ def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(workdir, tmp
 
 def test_the_paper_network_is_the_one_of_the_published_checkpoints():
     spec = train.model_spec(cifar10.get_config())
-    shapes = models.param_shapes(spec.architecture)
+    shapes = models.param_shapes(spec.denoiser)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == 35_746_307
     assert shapes["constants"]["time_table"].shape == (1000, 128)
-    assert spec.architecture.dropout == 0.1
+    assert spec.denoiser.dropout == 0.1
 
 
 @pytest.mark.parametrize(

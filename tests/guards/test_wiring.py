@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import dime_jax as dj
-from checkpoints_convert.convert import convert
 from dime_jax import data, scoring
 from dime_jax._util.records import parse
 from dime_jax.core import draws
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck, Mistake, check_denoiser, usual_schedules
-from dime_jax.loading.checkpoints import load_denoiser
+from dime_jax.loading.conversion import convert
+from dime_jax.loading.opening import load_denoiser
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"

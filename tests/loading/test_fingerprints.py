@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from dime_jax import ConversionOptions, load_denoiser, open_model
+from dime_jax import load_denoiser, open_model
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
@@ -38,5 +38,5 @@ def test_the_shipped_model():
     ],
 )
 def test_one_checkpoint_of_each_dialect(source, options, fingerprint, tmp_path):
-    opened = open_model(GOLDEN / source, tmp_path, ConversionOptions(**options))
+    opened = open_model(GOLDEN / source, cache=tmp_path, **options)
     assert opened.denoiser.fingerprint == fingerprint

@@ -10,15 +10,13 @@ import pytest
 import safetensors.numpy
 
 import dime_jax as dj
+from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
-from checkpoints_convert.pipeline_folder import open_pipeline
-from dime_jax import cli, data
+from dime_jax import cli, models
 from dime_jax.core import draws
 from dime_jax.core.denoiser import TEXT_CONDITIONS
-from dime_jax.loading import opening
 from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory
-from dime_jax.models import latent
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "latent"
 FOLDER, DIT, VAE = GOLDEN / "stable_diffusion", GOLDEN / "dit", GOLDEN / "stable_diffusion" / "vae"
@@ -32,22 +30,17 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(cache):
-    return dj.open_model(FOLDER, cache)
+    return dj.open_model(FOLDER, cache=cache)
 
 
 def pixels(count=4, channels=3, size=16):
     return np.random.default_rng(0).uniform(-1, 1, (count, size, size, channels)).astype(np.float32)
 
 
-def batch(captions=CAPTIONS):
-    count = len(captions)
-    return data.Batch(pixels(count), None, list("abcdefgh")[:count], np.arange(count), np.ones(count, bool), captions)
-
-
 def lora_file(path):
     """A kohya LoRA of one layer of the U-Net."""
-    name = next(k for k in open_pipeline(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
-    weight = open_pipeline(FOLDER).denoiser.state()[name]
+    name = next(k for k in open_checkpoint(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
+    weight = open_checkpoint(FOLDER).denoiser.state()[name]
     rng, module = np.random.default_rng(1), "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
     tensors = {
         f"{module}.lora_down.weight": rng.normal(size=(2, weight.shape[1])).astype(np.float32),
@@ -69,8 +62,8 @@ def test_an_opened_pipeline_computes_what_torch_does(opened):
     }
     for name, array in found.items():
         np.testing.assert_allclose(array, golden[name], atol=2e-5 * golden[name].std(), rtol=0, err_msg=name)
-    tokens, spec = model._tokenizer.encode(CAPTIONS), open_pipeline(FOLDER).spec
-    embed = jax.jit(latent.embed_tokens(spec.text_encoder))
+    tokens, spec = model._tokenizer.encode(CAPTIONS), open_checkpoint(FOLDER).spec
+    embed = jax.jit(models.embed_tokens(spec.text_encoder))
     with jax.default_matmul_precision("highest"):
         condition = embed(model.params["text_encoder"], tokens)  # which is compared with torch in models/test_latent.py
     np.testing.assert_allclose(model.embed(CAPTIONS), condition, rtol=1e-5, atol=1e-6)
@@ -78,7 +71,7 @@ def test_an_opened_pipeline_computes_what_torch_does(opened):
 
 
 def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monkeypatch):
-    model = dj.open_model(FOLDER, cache).denoiser
+    model = dj.open_model(FOLDER, cache=cache).denoiser
     embedded = []
     plain = model._tokenizer.encode
 
@@ -88,27 +81,27 @@ def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monke
             return plain(captions)
 
     monkeypatch.setattr(model, "_tokenizer", Counting())
-    offered = model.conditions_for(batch())
+    offered = model.conditions_for(None, CAPTIONS)
     assert tuple(offered) == TEXT_CONDITIONS
     assert not embedded  # nothing that nobody asks for
     own = offered["own"]
     np.testing.assert_array_equal(own[0], own[2])
     np.testing.assert_array_equal(offered["empty"], np.repeat(own[3:], 4, axis=0))
     np.testing.assert_array_equal(offered["part_2"][0], model.embed([" c"])[0])  # "a", " c" and "at"
-    model.conditions_for(batch(CAPTIONS[::-1]))["own"]
+    model.conditions_for(None, CAPTIONS[::-1])["own"]
     words = [text for text in embedded if text]
     assert sorted(words) == sorted(set(words))
     with pytest.raises(ValueError, match="takes captions: expected one for each image, or --captions none"):
-        model.conditions_for(batch()._replace(captions=None))
+        model.conditions_for(None, None)
 
 
 def test_samples_are_keyed_by_the_image(cache, opened):
-    model = dj.open_model(FOLDER, cache, ConversionOptions(latent="sample")).denoiser
-    spec, variables = open_pipeline(FOLDER).spec, open_pipeline(FOLDER).variables()
+    model = dj.open_model(FOLDER, cache=cache, latent="sample").denoiser
+    spec, variables = open_checkpoint(FOLDER).spec, open_checkpoint(FOLDER).variables()
     ids = ["a", "b", "c", "d"]
     noise = draws.Draws(jax.random.key(3), draws.id_numbers(ids)).latent(jnp.zeros((4, 8, 8, 4)))
     with jax.default_matmul_precision("highest"):
-        expected = jax.jit(latent.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
+        expected = jax.jit(models.encode(spec.autoencoder))(variables["autoencoder"], pixels(), noise)
     np.testing.assert_allclose(model.encode(pixels(), ids=ids, seed=3), expected, rtol=1e-4, atol=1e-5)
     turned = model.encode(pixels()[::-1], ids=ids[::-1], seed=3)[::-1]
     np.testing.assert_allclose(turned, expected, rtol=1e-4, atol=1e-5)
@@ -116,7 +109,7 @@ def test_samples_are_keyed_by_the_image(cache, opened):
 
 
 def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
-    model = dj.open_model(FOLDER, cache, ConversionOptions(latent_weighting="pullback")).denoiser
+    model = dj.open_model(FOLDER, cache=cache, latent_weighting="pullback").denoiser
     x = opened.denoiser.encode(pixels(2))
     own, step = draws.Draws(jax.random.key(3), draws.id_numbers(["a", "b"])), 1e-2
     signs = np.stack([own.pullback(index, model.image_shape)[0] for index in range(16)]).reshape(16, -1)
@@ -134,7 +127,7 @@ def test_the_coordinates_that_the_decoder_shows_are_kept(cache, opened):
 
 @pytest.mark.slow
 def test_held_weights_compute_in_float32(cache, opened):
-    models = [dj.open_model(FOLDER, cache, ConversionOptions(hold=hold)).denoiser for hold in ("bfloat16", "float16")]
+    models = [dj.open_model(FOLDER, cache=cache, hold=hold).denoiser for hold in ("bfloat16", "float16")]
     for model, dtype in zip(models, (jnp.bfloat16, jnp.float16)):
         assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(dtype)}
     assert len({model.fingerprint for model in (*models, opened.denoiser)}) == 3
@@ -152,26 +145,29 @@ def test_held_weights_compute_in_float32(cache, opened):
 
 def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):
     file = lora_file(tmp_path / "style.safetensors")
-    options = ConversionOptions(lora=[file], lora_scale=[0.5])
-    model = dj.open_model(FOLDER, tmp_path / "cache", options)
-    expected = open_pipeline(FOLDER, loras=(Lora(file, 0.5),)).variables()
+    options = {"lora": [file], "lora_scale": [0.5]}
+    model = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
+    expected = open_checkpoint(FOLDER, loras=(Lora(file, 0.5),)).variables()
     jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, expected)
     assert "LoRA: style.safetensors at scale 0.5" in model.facts
     assert model.denoiser.name == "stable_diffusion + style.safetensors"
     assert model.denoiser.fingerprint != opened.denoiser.fingerprint
-    same = dj.open_model(FOLDER, tmp_path / "cache", options)
+    same = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
     assert "before" in same.origin
     assert same.denoiser.fingerprint == model.denoiser.fingerprint
-    full = dj.open_model(FOLDER, tmp_path / "cache", ConversionOptions(lora=[file]))
+    full = dj.open_model(FOLDER, cache=tmp_path / "cache", lora=[file])
     assert full.denoiser.fingerprint not in (model.denoiser.fingerprint, opened.denoiser.fingerprint)
     shutil.copy(lora_file(tmp_path / "other.safetensors"), file)  # the same content: found again
-    assert "before" in dj.open_model(FOLDER, tmp_path / "cache", options).origin
+    assert "before" in dj.open_model(FOLDER, cache=tmp_path / "cache", **options).origin
 
 
 def test_a_dit_takes_classes(cache):
-    model = dj.open_model(DIT, cache, ConversionOptions(autoencoder=VAE)).denoiser
+    model = dj.open_model(DIT, cache=cache, autoencoder=VAE).denoiser
     assert isinstance(model, LatentDenoiser)
-    assert (model.conditions, model.num_classes) == (("own",), open_pipeline(DIT, autoencoder=VAE).spec.num_classes)
+    assert (model.conditions, model.num_classes) == (
+        ("own",),
+        open_checkpoint(DIT, ConversionOptions(autoencoder=VAE)).spec.num_classes,
+    )
     x = model.encode(pixels(2, size=model.image_shape[0]))
     assert model.eps(x, 3, np.array([0, 1])).shape == (2, *model.shape)
     with pytest.raises(ValueError, match="takes no text"):
@@ -180,10 +176,10 @@ def test_a_dit_takes_classes(cache):
 
 def test_the_memory_is_said_before_anything_is_read(tmp_path, monkeypatch, opened):
     said = []
-    spec = open_pipeline(FOLDER).spec
-    monkeypatch.setattr("checkpoints_convert.pipeline_folder.convert_pipeline", lambda *_: 1 / 0)
+    spec = open_checkpoint(FOLDER).spec
+    monkeypatch.setattr("checkpoints_convert.checkpoint.Checkpoint.variables", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        opening.open_model(FOLDER, tmp_path, say=said.append)
+        dj.open_model(FOLDER, cache=tmp_path, say=said.append)
     assert said == [describe_memory(spec)]
     values = sum(leaf.size for leaf in jax.tree.leaves(opened.denoiser.params))
     assert said[0].startswith(f"{values:,} weights take {4 * values / 1e6:.1f} MB of memory in float32;")
@@ -197,34 +193,46 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
     assert cli.main(["convert", "--source", str(FOLDER), "--output", str(output)]) == 0
     assert "architecture: conditional_unet" in capsys.readouterr().out
     assert dj.load_denoiser(output).fingerprint == opened.denoiser.fingerprint
-    sampled = dj.open_model(output, tmp_path, ConversionOptions(latent="sample"))
+    sampled = dj.open_model(output, cache=tmp_path, latent="sample")
     assert sampled.origin == "a model directory"
-    with pytest.raises(ValueError, match="not converted: expected no --lora=x"):
-        dj.open_model(output, tmp_path, ConversionOptions(lora=["x"]))
+    with pytest.raises(
+        ValueError, match="--lora applies only when a checkpoint is converted; model is a model directory"
+    ):
+        dj.open_model(output, cache=tmp_path, lora=["x"])
     with pytest.raises(ValueError, match="unknown latent 'median'"):
-        dj.open_model(output, tmp_path, ConversionOptions(latent="median"))
+        dj.open_model(output, cache=tmp_path, latent="median")
     with pytest.raises(ValueError, match="unknown latent_weighting 'push'; expected one of none, pullback"):
-        dj.open_model(output, tmp_path, ConversionOptions(latent_weighting="push"))
+        dj.open_model(output, cache=tmp_path, latent_weighting="push")
 
 
 def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
     pixel_model = GOLDEN.parent / "ddpm_secmi.pt"
     with pytest.raises(ValueError, match="is no latent model: expected no --lora"):
-        dj.open_model(pixel_model, tmp_path, ConversionOptions(lora=[pixel_model]))
+        dj.open_model(pixel_model, cache=tmp_path, lora=[pixel_model])
     with pytest.raises(ValueError, match="no file or folder nowhere"):
-        dj.open_model(FOLDER, tmp_path, ConversionOptions(lora=["nowhere"]))
-    with pytest.raises(ValueError, match="expected no --latent=sample"):
-        dj.open_model("digits", tmp_path, ConversionOptions(latent="sample"))
+        dj.open_model(FOLDER, cache=tmp_path, lora=["nowhere"])
+    with pytest.raises(ValueError, match="--latent applies only to latent models; digits takes images"):
+        dj.open_model("digits", cache=tmp_path, latent="sample")
     with pytest.raises(ValueError, match="expected one --lora_scale for each --lora, got 1 for 2"):
-        ConversionOptions(lora=["a", "b"], lora_scale=[1.0])
+        dj.open_model(FOLDER, lora=["a", "b"], lora_scale=[1.0])
 
 
 def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
     from checkpoints_convert import hub
+    from dime_jax._util.downloads import Fetched
 
     commit = "0123456789" * 4
     snapshot = shutil.copytree(FOLDER, tmp_path / commit)
-    monkeypatch.setattr(hub, "fetch", lambda name: hub.HubModel(pathlib.Path(snapshot), commit, ()))
-    model = dj.open_model("hf:owner/name@main", tmp_path / "cache")
+    monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ("unet", "vae")))
+    model = dj.open_model("hf:owner/name@main", cache=tmp_path / "cache")
     assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
     assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")
+
+
+def test_a_single_file_of_the_hub(tmp_path, monkeypatch):
+    from checkpoints_convert import hub
+    from dime_jax._util.downloads import Fetched
+
+    fetched = Fetched(GOLDEN.parent, "0123456789" * 4, ("ddpm_secmi.pt",))
+    monkeypatch.setattr(hub, "fetch", lambda name: fetched)
+    assert dj.open_model("hf:owner/name", cache=tmp_path).denoiser.image_shape == (16, 16, 3)

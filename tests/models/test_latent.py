@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints_convert.pipeline_folder import open_pipeline
-from dime_jax.models import latent, layers
-from dime_jax.models.latent_spec import (
+from checkpoints_convert import dit
+from checkpoints_convert.convert import open_checkpoint
+from checkpoints_convert.options import ConversionOptions
+from dime_jax import models
+from dime_jax.models import (
     AutoencoderSpec,
     ClipTextSpec,
     ConditionalUnetSpec,
     DitSpec,
-    LatentModelSpec,
+    ModelSpec,
+    layers,
 )
 from dime_jax.models.spec import ScheduleSpec
 
@@ -41,15 +44,15 @@ CLIP_H = ClipTextSpec(width=1024, mlp_width=4096, num_heads=16, num_layers=23, a
     ],
 )
 def test_sizes_of_the_published_networks(spec, values, tensors):
-    shapes = latent.network_shapes(spec)
-    assert latent.count_values(shapes) == values
+    shapes = models.param_shapes(spec)
+    assert models.count_values(shapes) == values
     assert tensors in (None, len(jax.tree.leaves(shapes)))
 
 
 def test_size_of_the_encoder_alone():
-    shapes = latent.network_shapes(AutoencoderSpec())["params"]
+    shapes = models.param_shapes(AutoencoderSpec())["params"]
     half = [shapes["encoder"], shapes["quant_conv"]]
-    assert (latent.count_values(half), len(jax.tree.leaves(half))) == (34_163_664, 108)
+    assert (models.count_values(half), len(jax.tree.leaves(half))) == (34_163_664, 108)
 
 
 def assert_close(got, expected):
@@ -59,19 +62,19 @@ def assert_close(got, expected):
 
 @pytest.fixture(scope="module")
 def stable_diffusion():
-    pipeline = open_pipeline(GOLDEN / "stable_diffusion")
+    pipeline = open_checkpoint(GOLDEN / "stable_diffusion")
     return pipeline.spec, pipeline.variables()
 
 
 def test_text_embeddings(stable_diffusion):
     spec, variables = stable_diffusion
-    got = jax.jit(latent.embed_tokens(spec.text_encoder))(variables["text_encoder"], EXPECTED["tokens"])
+    got = jax.jit(models.embed_tokens(spec.text_encoder))(variables["text_encoder"], EXPECTED["tokens"])
     assert_close(got, EXPECTED["embeddings"])
 
 
 def test_eps(stable_diffusion):
     spec, variables = stable_diffusion
-    apply = jax.jit(latent.denoise_latents(spec))
+    apply = jax.jit(models.denoise(spec))
     got = apply(variables["denoiser"], EXPECTED["x"], EXPECTED["t"], EXPECTED["embeddings"])
     assert_close(got, EXPECTED["eps"])
 
@@ -80,9 +83,9 @@ def test_latents_there_and_back(stable_diffusion):
     spec, variables = stable_diffusion
     parts = variables["autoencoder"]["params"]
     encoder = {"params": {name: parts[name] for name in ("encoder", "quant_conv")}}  # is enough to encode
-    apply = jax.jit(latent.encode(spec.autoencoder))
+    apply = jax.jit(models.encode(spec.autoencoder))
     assert_close(apply(encoder, EXPECTED["images"]), EXPECTED["latents"])
-    decode = jax.jit(latent.decode(spec.autoencoder))
+    decode = jax.jit(models.decode(spec.autoencoder))
     assert_close(decode(variables["autoencoder"], EXPECTED["latents"]), EXPECTED["decoded"])
 
 
@@ -94,25 +97,25 @@ def test_the_eps_of_every_norm(stable_diffusion):
         return leaf * np.float32(1 if "norm" in jax.tree_util.keystr(path) else 2**-4)
 
     faint = jax.tree_util.tree_map_with_path(scaled, variables)
-    got = jax.jit(latent.embed_tokens(spec.text_encoder))(faint["text_encoder"], EXPECTED["tokens"])
+    got = jax.jit(models.embed_tokens(spec.text_encoder))(faint["text_encoder"], EXPECTED["tokens"])
     assert_close(got, EXPECTED["faint_embeddings"])
-    apply = jax.jit(latent.denoise_latents(spec))
+    apply = jax.jit(models.denoise(spec))
     got = apply(faint["denoiser"], EXPECTED["x"], EXPECTED["t"], EXPECTED["embeddings"])
     assert_close(got, EXPECTED["faint_eps"])
     factor = np.float32(spec.autoencoder.scaling_factor)
-    got = jax.jit(latent.encode(spec.autoencoder))(faint["autoencoder"], EXPECTED["images"])
+    got = jax.jit(models.encode(spec.autoencoder))(faint["autoencoder"], EXPECTED["images"])
     assert_close(got / factor, EXPECTED["faint_mean"])
-    got = jax.jit(latent.decode(spec.autoencoder))(faint["autoencoder"], EXPECTED["latents"] * factor)
+    got = jax.jit(models.decode(spec.autoencoder))(faint["autoencoder"], EXPECTED["latents"] * factor)
     assert_close(got, EXPECTED["faint_decoded"])
 
 
 def test_a_sample_of_the_latent(stable_diffusion):
     """mean + std * noise, of a posterior whose log variance is clipped."""
     spec, variables = stable_diffusion
-    network = latent.build_network(spec.autoencoder)
-    posterior = network.apply(variables["autoencoder"], EXPECTED["images"], method="encode")
+    network = models.build(spec.autoencoder)
+    posterior = network.apply(variables["autoencoder"], EXPECTED["images"], method="posterior")
     noise = np.random.default_rng(0).standard_normal(EXPECTED["latents"].shape).astype(np.float32)
-    got = latent.encode(spec.autoencoder)(variables["autoencoder"], EXPECTED["images"], noise)
+    got = models.encode(spec.autoencoder)(variables["autoencoder"], EXPECTED["images"], noise)
     expected = (posterior.mean + np.exp(posterior.log_variance / 2) * noise) * spec.autoencoder.scaling_factor
     assert_close(got, np.asarray(expected))
     assert not np.allclose(got, EXPECTED["latents"], atol=1e-3)
@@ -124,19 +127,20 @@ def test_shift_and_scale(stable_diffusion):
     spec = AutoencoderSpec(
         level_channels=(8, 16), num_res_blocks=1, norm_groups=4, scaling_factor=2.0, shift_factor=0.5
     )
-    got = latent.encode(spec)(variables["autoencoder"], EXPECTED["images"])
+    got = models.encode(spec)(variables["autoencoder"], EXPECTED["images"])
     assert_close(got, (EXPECTED["latents"] / np.float32(0.18215) - np.float32(0.5)) * np.float32(2))
-    assert_close(latent.decode(spec)(variables["autoencoder"], got), EXPECTED["decoded"])
+    assert_close(models.decode(spec)(variables["autoencoder"], got), EXPECTED["decoded"])
 
 
 @pytest.mark.parametrize("layout", ["diffusers", "original"])
-def test_dit(layout):
+def test_dit(layout, monkeypatch):
     """Both dialects of one network: they differ in the frequencies of t, and so in eps."""
     vae = GOLDEN / "stable_diffusion" / "vae"
     source = GOLDEN / ("dit" if layout == "diffusers" else "dit_original.pt")
-    pipeline = open_pipeline(source, autoencoder=vae, num_heads=3)
+    monkeypatch.setitem(dit._HEADS_BY_WIDTH, 24, 3)
+    pipeline = open_checkpoint(source, ConversionOptions(autoencoder=vae))
     variables = pipeline.denoiser.variables()
-    apply = jax.jit(latent.denoise_latents(pipeline.spec))
+    apply = jax.jit(models.denoise(pipeline.spec))
     got = apply(variables, EXPECTED["dit_x"], EXPECTED["dit_t"], EXPECTED["dit_labels"])
     assert pipeline.spec.denoiser.layout == layout
     assert_close(got, EXPECTED["dit_eps" if layout == "diffusers" else "dit_original_eps"])
@@ -150,10 +154,10 @@ def test_v_prediction(stable_diffusion, monkeypatch):
         def apply(self, variables, x, t, condition):
             return jnp.asarray(EXPECTED["eps"])
 
-    monkeypatch.setattr(latent, "build_network", lambda spec: Known())
-    spec = LatentModelSpec.from_json({**stable_diffusion[0].to_json(), "prediction": "v_prediction"})
+    monkeypatch.setitem(models.NETWORKS, ConditionalUnetSpec, lambda spec: Known())
+    spec = ModelSpec.from_json({**stable_diffusion[0].to_json(), "prediction": "v_prediction"})
     t = EXPECTED["t"]
-    got = latent.denoise_latents.__wrapped__(spec)({}, jnp.asarray(EXPECTED["x"]), t, EXPECTED["embeddings"])
+    got = models.denoise.__wrapped__(spec)({}, jnp.asarray(EXPECTED["x"]), t, EXPECTED["embeddings"])
     betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
     abar = np.cumprod(1 - betas)[t].astype(np.float32)[:, None, None, None]
     assert_close(got, np.sqrt(abar) * EXPECTED["eps"] + np.sqrt(1 - abar) * EXPECTED["x"])
@@ -194,7 +198,8 @@ def test_attention_memory_is_bounded():
         (ConditionalUnetSpec, {"channels": True}, "channels to be an integer"),
         (ConditionalUnetSpec, {"linear_projection": 1}, "linear_projection to be true or false"),
         (ConditionalUnetSpec, {"norm_eps": float("nan")}, "norm_eps to be a number"),
-        (ConditionalUnetSpec, {"num_res_blocks": 16, "transformer_layers": 16}, "number of transformer layers"),
+        (ConditionalUnetSpec, {"num_res_blocks": 8, "transformer_layers": 16}, "number of transformer layers"),
+        (ConditionalUnetSpec, {"num_res_blocks": 16}, "number of residual blocks"),
         (DitSpec, {"layout": "new"}, "unknown layout 'new'"),
         (DitSpec, {"latent_size": 33}, "latent_size=33 divisible by patch_size=2"),
         (DitSpec, {"num_heads": 5}, "num_heads=5"),
@@ -216,14 +221,14 @@ def model_spec(**changes):
         **{"denoiser": UNET_1, "autoencoder": AutoencoderSpec(), "text_encoder": ClipTextSpec()},
         **{"image_shape": (512, 512, 3), "schedule": ScheduleSpec()},
     }
-    return LatentModelSpec(**{**fields, **changes})
+    return ModelSpec(**{**fields, **changes})
 
 
 def test_a_model_spec_goes_through_json():
     dit = model_spec(denoiser=DitSpec(), text_encoder=None, image_shape=(256, 256, 3))
     for spec in (model_spec(), dit, model_spec(denoiser=UNET_2, text_encoder=CLIP_H, prediction="v_prediction")):
-        assert LatentModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert (model_spec().latent_shape, dit.latent_shape) == ((64, 64, 4), (32, 32, 4))
+        assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert (model_spec().shape, dit.shape) == ((64, 64, 4), (32, 32, 4))
     assert (model_spec().num_classes, dit.num_classes) == (None, 1000)
 
 
@@ -247,11 +252,14 @@ def test_parts_that_do_not_fit(changes, message):
 def test_bad_json():
     fields = model_spec().to_json()
     for changed, message in [
-        ({**fields, "kind": "pixel"}, "expected a spec of kind 'latent'"),
-        ({**fields, "more": 1}, "unknown or missing more"),
-        ({**fields, "denoiser": {**fields["denoiser"], "kind": "vit"}}, "unknown denoiser kind 'vit'"),
-        ({**fields, "autoencoder": {"kind": "autoencoder"}}, "missing"),
-        ([], "expected a spec"),
+        ({**fields, "kind": "pixel"}, "bad fields in spec: unknown 'kind'"),
+        ({**fields, "more": 1}, "bad fields in spec: unknown 'more'"),
+        ({**fields, "denoiser": {**fields["denoiser"], "kind": "vit"}}, "unknown spec.denoiser kind 'vit'"),
+        (
+            {**fields, "autoencoder": {"kind": "autoencoder"}},
+            "bad fields in spec.autoencoder: missing 'image_channels'",
+        ),
+        ([], "expected spec to be an object"),
     ]:
         with pytest.raises(ValueError, match=message):
-            LatentModelSpec.from_json(changed)
+            ModelSpec.from_json(changed)

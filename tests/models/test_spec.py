@@ -10,9 +10,9 @@ from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec, ModelSpec, ScheduleSpe
 from dime_jax.models.schedule_spec import parse_schedule
 
 SPECS = [
-    ModelSpec(architecture=DdpmUnetSpec(time_table_steps=1000, norm_eps=1e-5), image_shape=(32, 32, 3)),
+    ModelSpec(denoiser=DdpmUnetSpec(time_table_steps=1000, norm_eps=1e-5), image_shape=(32, 32, 3)),
     ModelSpec(
-        architecture=GuidedUnetSpec(num_classes=10, head_channels=64, up_attention_levels=(0, 1)),
+        denoiser=GuidedUnetSpec(num_classes=10, head_channels=64, up_attention_levels=(0, 1)),
         image_shape=(64, 32, 3),
         schedule=ScheduleSpec(kind="betas", num_steps=3, betas=(0.1, 0.2, 1.0)),
         prediction="v_prediction",
@@ -38,7 +38,7 @@ def test_json_round_trip(spec):
         ({"level_channels": (128.0,)}, "level_channels"),
         ({"num_res_blocks": 10**6}, "num_res_blocks"),
         ({"num_res_blocks": True}, "num_res_blocks"),
-        ({"attention_levels": (4,)}, "attention level"),
+        ({"attention_levels": (4,)}, "attention_levels"),
         ({"head_channels": 48}, "head_channels=48"),
         ({"num_heads": 7}, "num_heads=7"),
         ({"norm_eps": 0.0}, "norm_eps"),
@@ -65,14 +65,17 @@ def test_bad_models_are_refused():
         ({"image_shape": (32, 32, 1)}, "image_channels=3"),
         ({"image_shape": (32, 32)}, "image_shape"),
         ({"prediction": "score"}, "prediction 'score'"),
-        ({"architecture": dataclasses.replace(unet, time_table_steps=10)}, "time table of at least 1000"),
+        ({"denoiser": dataclasses.replace(unet, time_table_steps=10)}, "time table of at least 1000"),
     ]:
         with pytest.raises(ValueError, match=message):
-            ModelSpec(**{"architecture": unet, "image_shape": (32, 32, 3), **change})
+            ModelSpec(**{"denoiser": unet, "image_shape": (32, 32, 3), **change})
     fields = SPECS[0].to_json()
     with pytest.raises(ValueError, match="unknown 'widht', missing 'prediction'"):
         ModelSpec.from_json({**{k: v for k, v in fields.items() if k != "prediction"}, "widht": 1})
-    with pytest.raises(ValueError, match="architecture kind 'vit'"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown spec\.denoiser kind 'vit'; expected one of ddpm_unet, guided_unet, conditional_unet, dit$",
+    ):
         ModelSpec.from_json({**fields, "architecture": {"kind": "vit"}})
 
 

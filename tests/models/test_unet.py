@@ -124,7 +124,7 @@ def test_fresh_networks_predict_zero_from_nonzero_weights():
 def test_predictions_become_noise():
     """A network's output read as x₀ or as v gives the ε with which x_t = √ᾱ x₀ + σ ε."""
     schedule = ScheduleSpec(num_steps=20, zero_terminal_snr=True)
-    spec = ModelSpec(architecture=TINY_GUIDED, image_shape=(4, 4, 3), schedule=schedule)
+    spec = ModelSpec(denoiser=TINY_GUIDED, image_shape=(4, 4, 3), schedule=schedule)
     variables, (x, _, _) = random_variables(TINY_GUIDED), inputs(TINY_GUIDED)
     tables = schedule.build()
     applies = {kind: models.denoise(dataclasses.replace(spec, prediction=kind)) for kind in PREDICTIONS}

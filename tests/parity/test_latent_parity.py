@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoints_convert.latent_configs import parse_unet
-from checkpoints_convert.part_files import DIFFUSERS_FILES, find_weights
-from checkpoints_convert.pipeline_folder import PipelinePart, open_pipeline
-from dime_jax.models import latent
-from dime_jax.models.latent_spec import ConditionalUnetSpec
+from checkpoints_convert.convert import open_checkpoint
+from checkpoints_convert.diffusers import _part
+from checkpoints_convert.diffusers_configs import parse_conditional_unet
+from checkpoints_convert.part_files import DIFFUSERS_FILES
+from dime_jax import models
+from dime_jax.models import ConditionalUnetSpec
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -64,7 +65,7 @@ def test_pipeline(name, tmp_path):
     unet, vae = networks.unet(unet_config), networks.autoencoder(vae_config)
     text = networks.text_encoder(text_config)
     options = {"version 2": {"safe_serialization": True, "max_shard_size": "200KB"}}.get(name, {})
-    pipeline = open_pipeline(networks.save_pipeline(tmp_path, unet, vae, text, **options))
+    pipeline = open_checkpoint(networks.save_pipeline(tmp_path, unet, vae, text, **options))
     assert pipeline.denoiser.file.name.endswith(".index.json") == (name == "version 2")
     variables, spec = pipeline.variables(), pipeline.spec
 
@@ -72,16 +73,14 @@ def test_pipeline(name, tmp_path):
     unet, vae, text = unet.double(), vae.double(), text.double()
     embeddings = text(tokens).last_hidden_state
     assert_close(
-        jitted(latent.embed_tokens(spec.text_encoder), variables["text_encoder"], tokens.int().numpy()),
+        jitted(models.embed_tokens(spec.text_encoder), variables["text_encoder"], tokens.int().numpy()),
         embeddings,
         "text",
     )
     size = unet_config["sample_size"]
     x = torch.randn(2, unet.config.in_channels, size, size)
     t = torch.tensor([3, 900])
-    got = jitted(
-        latent.denoise_latents(spec), variables["denoiser"], to_jax(x), t.int().numpy(), embeddings.float().numpy()
-    )
+    got = jitted(models.denoise(spec), variables["denoiser"], to_jax(x), t.int().numpy(), embeddings.float().numpy())
     assert_close(got, unet(x.double(), t, embeddings).sample, "eps")
     check_autoencoder(vae, variables["autoencoder"], spec)
 
@@ -92,14 +91,14 @@ def check_autoencoder(vae, variables, spec):
     posterior = vae.encode(images.double()).latent_dist
     shift, scale = vae.config.shift_factor or 0.0, vae.config.scaling_factor
     expected = (posterior.mean - shift) * scale
-    assert_close(jitted(latent.encode(spec.autoencoder), variables, to_jax(images)), expected, "latents")
+    assert_close(jitted(models.encode(spec.autoencoder), variables, to_jax(images)), expected, "latents")
     decoded = vae.decode(expected / scale + shift).sample
-    assert_close(jitted(latent.decode(spec.autoencoder), variables, to_jax(expected)), decoded, "decoded images")
+    assert_close(jitted(models.decode(spec.autoencoder), variables, to_jax(expected)), decoded, "decoded images")
     if height > 16:
         return
     noise = torch.randn_like(posterior.mean)
     sample = (posterior.mean + posterior.std * noise - shift) * scale
-    got = jitted(latent.encode(spec.autoencoder), variables, to_jax(images), to_jax(noise))
+    got = jitted(models.encode(spec.autoencoder), variables, to_jax(images), to_jax(noise))
     assert_close(got, sample, "sampled latents")
 
 
@@ -110,13 +109,13 @@ def test_dit(config, tmp_path):
     """A DiT whose blocks have embedders of their own, as a fine-tune in diffusers may."""
     network, vae = networks.dit(config), networks.autoencoder(networks.AUTOENCODER_1)
     scheduler = diffusers.DDIMScheduler()
-    pipeline = open_pipeline(networks.save_pipeline(tmp_path, network, vae, scheduler=scheduler))
+    pipeline = open_checkpoint(networks.save_pipeline(tmp_path, network, vae, scheduler=scheduler))
     labels = torch.tensor([1, config["num_embeds_ada_norm"]])
     x = torch.randn(2, 4, config["sample_size"], config["sample_size"])
     t = torch.tensor([3, 300])  # at 900, torch's own rounding of the frequencies costs 2e-5
     expected = network.double()(x.double(), t, labels).sample[:, :4]
     variables = pipeline.variables()["denoiser"]
-    got = jitted(latent.denoise_latents(pipeline.spec), variables, to_jax(x), t.int().numpy(), labels.int().numpy())
+    got = jitted(models.denoise(pipeline.spec), variables, to_jax(x), t.int().numpy(), labels.int().numpy())
     assert_close(got, expected, "eps")
 
 
@@ -132,9 +131,9 @@ def test_the_unet_of_stable_diffusion_1(tmp_path):
     network.save_pretrained(tmp_path)
     del network
     config = json.loads((tmp_path / "config.json").read_text())
-    part = PipelinePart("unet", parse_unet(config), find_weights(tmp_path, DIFFUSERS_FILES))
+    part = _part("unet", parse_conditional_unet(config), tmp_path, DIFFUSERS_FILES)
     assert part.spec == ConditionalUnetSpec()
     variables = part.variables()
-    got = jitted(latent.build_network(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())
+    got = jitted(models.build(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())
     assert_close(got, expected, "eps at full size", tolerance=1e-4)
     print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")

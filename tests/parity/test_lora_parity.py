@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_convert import lora
-from checkpoints_convert.latent_names import without_text_prefix
+from checkpoints_convert.diffusers_names import without_text_prefix
 from checkpoints_convert.lora import Lora
 
 torch = pytest.importorskip("torch")
@@ -76,7 +76,7 @@ def test_spellings(spelling, unet, text, tmp_path):
         **{"peft": spellings.peft, "older": spellings.older, "oldest": spellings.oldest},
     }[spelling]
     safetensors.numpy.save_file(write(pairs, text_pairs), tmp_path / "x.safetensors")
-    updates = lora.read_updates(Lora(tmp_path / "x.safetensors", SCALE))
+    updates = Lora(tmp_path / "x.safetensors", SCALE).updates
     merged = lora.merge(unet_state, updates, "unet")
     merged_text = lora.merge(text_state, updates, "text_encoder")
 
@@ -96,7 +96,7 @@ def test_pefts_own_folder(options, unet, tmp_path):
     torch.manual_seed(5)
     adapted = peft.get_peft_model(unet, config)
     adapted.save_pretrained(tmp_path)
-    merged = lora.merge(state, lora.read_updates(Lora(tmp_path)), "unet")
+    merged = lora.merge(state, Lora(tmp_path).updates, "unet")
     reference = numpy_state(adapted.merge_and_unload())
     changed = [name for name in state if not np.array_equal(merged[name], state[name])]
     assert len(changed) > 20
@@ -114,5 +114,5 @@ def test_diffusers_own_file(unet, tmp_path):
     metadata = {"unet_lora_adapter_metadata": config.to_dict()}
     layers = get_peft_model_state_dict(unet)
     diffusers.StableDiffusionPipeline.save_lora_weights(tmp_path, unet_lora_layers=layers, **metadata)
-    merged = lora.merge(state, lora.read_updates(Lora(tmp_path, SCALE)), "unet")
+    merged = lora.merge(state, Lora(tmp_path, SCALE).updates, "unet")
     assert_merged(networks.unet(networks.UNET_1), merged, fused(unet), len(layers) // 2)

@@ -6,8 +6,8 @@ Run with `make parity`; needs torch and diffusers.
 import numpy as np
 import pytest
 
-from checkpoints_convert.convert import convert
-from dime_jax.loading import checkpoints
+from dime_jax.loading import opening
+from dime_jax.loading.conversion import convert
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -70,7 +70,7 @@ def test_unet2d(config, scheduler, tmp_path):
     noise_schedule = diffusers.DDPMScheduler(num_train_timesteps=200, **scheduler)
     unet.save_pretrained(tmp_path / "pipeline" / "unet")
     noise_schedule.save_pretrained(tmp_path / "pipeline" / "scheduler")
-    denoiser = checkpoints.load_denoiser(convert(tmp_path / "pipeline", tmp_path / "model"))
+    denoiser = opening.load_denoiser(convert(tmp_path / "pipeline", tmp_path / "model"))
 
     abar = noise_schedule.alphas_cumprod.double().numpy()
     np.testing.assert_allclose(denoiser.schedule.abar(np.arange(200)), abar, rtol=2e-4, atol=1e-7)

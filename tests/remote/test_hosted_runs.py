@@ -174,14 +174,16 @@ def test_a_server_that_repeats_the_token_does_not_make_us_print_it(tmp_path, mon
 def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("A_TOKEN", "secret-4711")
     with Server(function()) as server:
-        with pytest.raises(ValueError, match=r"not converted: expected no --weights=ema"):
-            dj.open_model(server.url, tmp_path, dj.ConversionOptions(weights="ema"))
+        with pytest.raises(
+            ValueError, match=r"^--weights applies only when a checkpoint is converted; .* is hosted at"
+        ):
+            dj.open_model(server.url, cache=tmp_path, weights="ema")
         with pytest.raises(ValueError, match="--schedule=cosine contradicts the server"):
-            dj.open_model(server.url, tmp_path, dj.ConversionOptions(schedule="cosine"))
-        opened = dj.open_model(server.url, tmp_path, dj.ConversionOptions(prediction="epsilon"))
+            dj.open_model(server.url, cache=tmp_path, schedule="cosine")
+        opened = dj.open_model(server.url, cache=tmp_path, prediction="epsilon")
         assert "prediction: epsilon (the server says so)" in opened.describe()
     with pytest.raises(ValueError, match="expected no --max_rate: the model is not asked over a network"):
-        dj.open_model("digits", tmp_path, remote=dj.RemoteOptions(max_rate=3))
+        dj.open_model("digits", cache=tmp_path, remote=dj.RemoteOptions(max_rate=3))
     config = dj.AuditConfig(
         output=tmp_path,
         model="http://127.0.0.1:1/v2/models/m",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_model import FEW, SCHEDULE, floats, function, network, quiet, source, unconditional
+from tiny_model import FEW, SCHEDULE, floats, function, images, network, quiet, source, unconditional
 
 import dime_jax as dj
 from dime_jax import attacks, scoring
@@ -160,10 +160,14 @@ def test_the_check_of_a_latent_model_is_that_of_its_network_on_encoded_images():
 
 
 class Worded(Denoiser):
-    """A model of captions that are known by the images' ids."""
+    """A model of captions."""
 
-    def conditions_for(self, batch):
-        return {"own": self.embed(batch.ids), "empty": self.embed([""] * len(batch.ids))}
+    def conditions_for(self, labels, captions):
+        return {"own": self.embed(captions), "empty": self.embed([""] * len(captions))}
+
+
+def captioned(count=21):
+    return dj.data.from_images(images(count), captions=[f"caption {number}" for number in range(count)])
 
 
 def embed(params, captions):
@@ -220,11 +224,11 @@ def guided_job():
 
 @pytest.mark.parametrize("traceable", [True, False])
 def test_calls_are_asked_under_the_condition_that_they_name(tmp_path, traceable):
-    model, images, job = worded(traceable), source(), guided_job()
-    table = scoring.score(model, images, [job], tmp_path, options=quiet(micro_batch=4))
-    x = floats(images)
+    model, source, job = worded(traceable), captioned(), guided_job()
+    table = scoring.score(model, source, [job], tmp_path, options=quiet(micro_batch=4))
+    x = floats(source)
     own, empty = (
-        dj.sima(model.eps_fn(model.embed(captions)), SCHEDULE, x, 70) for captions in (images.ids, [""] * len(x))
+        dj.sima(model.eps_fn(model.embed(captions)), SCHEDULE, x, 70) for captions in (source.captions, [""] * len(x))
     )
     np.testing.assert_allclose(table.terms(job)[0], own - empty, rtol=1e-4)
     assert np.ptp(own / empty) > 1e-3  # the captions differ
@@ -258,8 +262,8 @@ def test_the_check_of_a_run_asks_under_the_images_own_conditions(tmp_path):
 
     model = worded()
     model.__class__ = Seen
-    images = source()
-    model_check.check_once(tmp_path, model, images, np.arange(21), options=quiet(micro_batch=3))
-    known = embed((), images.ids)["tokens"]
+    source = captioned()
+    model_check.check_once(tmp_path, model, source, np.arange(21), options=quiet(micro_batch=3))
+    known = embed((), source.captions)["tokens"]
     assert seen[0].shape == (3, 3, 4)
     assert all(any(np.array_equal(row, one) for one in known) for row in np.concatenate(seen[:6]))

@@ -28,7 +28,7 @@ JOBS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return dj.open_model(GOLDEN, tmp_path_factory.mktemp("model")).denoiser
+    return dj.open_model(GOLDEN, cache=tmp_path_factory.mktemp("model")).denoiser
 
 
 def source(count=6):
@@ -159,7 +159,7 @@ def main():
     directory, address, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, 2, number)
-    score(dj.open_model(GOLDEN, directory / f"model-{number}").denoiser, directory / "table")
+    score(dj.open_model(GOLDEN, cache=directory / f"model-{number}").denoiser, directory / "table")
 
 
 if __name__ == "__main__":

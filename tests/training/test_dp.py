@@ -13,7 +13,7 @@ from scipy import optimize, stats
 
 from dime_jax import models, training
 from dime_jax._util.distributed import data_mesh
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory, opening
 from dime_jax.training import dp, inputs
 from dime_jax.training.keys import as_key, update_keys
 from dime_jax.training.method import adam, mean_gradient
@@ -241,7 +241,7 @@ def train(workdir, steps=8, privacy=PRIVACY, devices=1):
 
 
 def weights(model):
-    return jax.tree.leaves(checkpoints.load_denoiser(model).params)
+    return jax.tree.leaves(opening.load_denoiser(model).params)
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ class TestRuns:
         assert record["sampling_probability"] == probability
         assert spent(half)["steps"] == 4
         assert spent(half)["epsilon"] < record["epsilon"]
-        assert "epsilon=0.25" in checkpoints.read_spec_file(whole / "model")["metadata"]["method"]
+        assert "epsilon=0.25" in model_directory.read_spec_file(whole / "model")["metadata"]["method"]
 
     @pytest.mark.slow
     def test_on_two_devices_it_stays_close(self, runs, tmp_path):

@@ -17,7 +17,8 @@ import tiny
 
 import dime_jax as dj
 from dime_jax import data, training
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory, opening
+from dime_jax.training.checkpoints import TrainingCheckpoints
 
 SPEC = tiny.spec(dropout=0.1)
 SCRIPT = pathlib.Path(__file__).with_name("killed_training.py")
@@ -52,7 +53,7 @@ def train(workdir, devices=1, **options):
 
 
 def variables(model):
-    return checkpoints.load_denoiser(model).params
+    return opening.load_denoiser(model).params
 
 
 def logged(workdir):
@@ -114,7 +115,7 @@ def test_the_model_directory_is_like_any_other(unbroken):
     model = dj.load_denoiser(unbroken / "model")
     assert model.image_shape == (4, 4, 1)
     assert model.eps(np.zeros((2, 4, 4, 1), np.float32), 10).shape == (2, 4, 4, 1)
-    facts = checkpoints.read_spec_file(unbroken / "model")["metadata"]
+    facts = model_directory.read_spec_file(unbroken / "model")["metadata"]
     assert facts["weights"] == "ema"
     assert facts["steps"] == STEPS
     assert facts["images"] == {"count": 6, "fingerprint": data.fingerprint(tiny.source(), np.arange(6))}
@@ -184,7 +185,7 @@ def test_a_failed_write_is_one_line_and_earlier_states_stay(half, tmp_path):
     shutil.copytree(half, workdir)
     line, *_ = failure(start(workdir, 4096))
     assert re.search(rf"state/{STEPS // 2 + 5} cannot be written: .*File too large", line)
-    with checkpoints.TrainingCheckpoints(workdir / "train" / "state") as states:
+    with TrainingCheckpoints(workdir / "train" / "state") as states:
         assert states.latest_step == STEPS // 2
 
 

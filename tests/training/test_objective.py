@@ -81,8 +81,8 @@ def test_a_batch_of_padding_has_no_gradient(schedule):
 
 def test_loss_is_the_mean_over_pixels_of_the_image_channels():
     spec = tiny.spec(learned_sigma=True)
-    network = models.build(spec.architecture)
-    variables = models.init(spec.architecture, jax.random.key(0))
+    network = models.build(spec.denoiser)
+    variables = models.init(spec.denoiser, jax.random.key(0))
     losses = objective.image_losses(network, {})
     batch = noised(spec.schedule.build())
 

@@ -11,7 +11,7 @@ import pytest
 import dime_jax as dj
 from dime_jax import data, scoring, training
 from dime_jax.evidence import Verdict
-from dime_jax.loading import checkpoints
+from dime_jax.loading import model_directory
 from experiments import train
 from experiments.configs import digits
 
@@ -29,7 +29,7 @@ def split(source):
 
 
 def test_it_is_what_the_config_describes(source, split):
-    config, contents = digits.get_config(), checkpoints.read_spec_file(DIRECTORY)
+    config, contents = digits.get_config(), model_directory.read_spec_file(DIRECTORY)
     assert contents["spec"] == train.model_spec(config).to_json()
     recipe = training.TrainingRecipe(**config.train.recipe)
     assert contents["metadata"]["recipe"] == recipe.identity()

@@ -18,7 +18,7 @@ def spec(image_shape=(4, 4, 1), prediction="epsilon", **architecture):
         "middle_attention": False,
     }
     network = models.DdpmUnetSpec(**{**fields, **architecture})
-    return models.ModelSpec(architecture=network, image_shape=image_shape, prediction=prediction)
+    return models.ModelSpec(denoiser=network, image_shape=image_shape, prediction=prediction)
 
 
 def images(count=10, shape=(4, 4, 1), seed=0):

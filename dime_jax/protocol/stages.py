@@ -1,15 +1,18 @@
 """Calibrate, then test: the paper's protocol in stages that can be run apart, killed, and repeated without a model.
 
-    RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half
-    RUN/model_check.json            whether the model is a denoiser at all, if that was checked   `model_check`
+    RUN/run.json, RUN/halves.npz    what is run: attacks, grid, seed; who is member, who is held out, which half, and
+                                    which of them belong together                                 begin
+    RUN/model_check.json            whether the model is a denoiser at all                        guard
+    RUN/model_answer.json           by what it is known again, if not by its weights              guard
     RUN/calibration/                score table of the calibration half, over the whole grid      score
     RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
-The calibration half chooses everything. The test half is scored after the choice is on disk, and read once. In both
-halves a witness of fixed direction is asked besides, which says whether members and held-out images are the right way
-round (`evidence.direction`).
+`run` takes these stages in their order, or some of them. The calibration half chooses everything. The test half is
+scored after the choice is on disk, and read once. In both halves a witness of fixed direction is asked besides, which
+says whether members and held-out images are the right way round (`evidence.direction`). The first process
+writes all files but shards and ledgers.
 
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
@@ -24,12 +27,14 @@ import numpy as np
 
 from dime_jax import data, evidence, scoring
 from dime_jax._util import digests, files, records, validate
+from dime_jax._util.distributed import on_first_process
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.data import Halves, Split
+from dime_jax.data import Halves, Pair, Split
+from dime_jax.data.groups import ALONE
 from dime_jax.evidence.metrics import Groups
-from dime_jax.guards import model_check
+from dime_jax.guards import identity, model_check
 from dime_jax.protocol import calibration
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
@@ -39,6 +44,7 @@ from dime_jax.scoring.score_table import ScoreTable
 
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
+STAGES = ("calibration", "calibrate", "test", "evaluate")
 # What calibration.json is made from, and goes with.
 CALIBRATION_FILES = ("run.json", "halves.npz", MANIFESTS["calibration"])
 
@@ -51,7 +57,92 @@ class _Run(NamedTuple):
     witness: list[tuple[str, Setting]]
 
 
-def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves, seed: int = 0) -> pathlib.Path:
+def run(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    source: data.Source,
+    halves: Halves,
+    jobs: Sequence[Job],
+    *,
+    heldout: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    seed: int = 0,
+    transform: data.Transform | None = None,
+    options: scoring.ScoringOptions | None = None,
+    take: Sequence[str] = STAGES,
+    say: Callable[[str], object] = lambda text: None,
+) -> scoring.ScoringOptions:
+    """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
+
+    The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
+    is the same one (`guard`), the witness of direction, asked with each half and read by `read_direction`, and the
+    budget of `options`, which is that of the whole run.
+
+    Args:
+      directory: of the run.
+      denoiser: the model.
+      source: the images.
+      halves: who chooses, and who is tested.
+      jobs: every attack and setting to choose from.
+      heldout: images that the model was not trained on, to check it with; those of the halves if None.
+      groups: see `begin`.
+      seed: of all draws.
+      transform: preprocessing; the source's own, or `fit`, if None.
+      options: how to run.
+      take: some of STAGES, in their order. Callers that write more than the rows to results.json leave "evaluate" out.
+      say: is told at once if the model is no denoiser; what that means is for the caller to decide.
+
+    Returns:
+      The options with which everything else in the run is asked: a model that was exchanged is noticed.
+    """
+    directory = begin(directory, jobs, halves, seed, groups=groups)
+    known = halves.together().heldout if heldout is None else heldout
+    options = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
+    for stage in take:
+        if stage == "calibrate":
+            calibrate_run(directory)
+        elif stage == "evaluate":
+            evaluate_run(directory)
+        else:
+            score_half(directory, stage, denoiser, source, transform=transform, options=options)
+    return options
+
+
+def guard(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    source: data.Source,
+    heldout: np.ndarray,
+    *,
+    transform: data.Transform | None = None,
+    seed: int = 0,
+    options: scoring.ScoringOptions | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> scoring.ScoringOptions:
+    """Check that the model is a denoiser, and that it is the one that the run was begun with.
+
+    Arguments and what is returned as for `run`.
+
+    Raises:
+      ValueError: for another model than that.
+    """
+    options = options or scoring.ScoringOptions()
+    check = model_check.check_once(
+        directory, denoiser, source, heldout, transform=transform, seed=seed, options=options
+    )
+    if not check.passed:
+        say(f"warning: {check.summary}")
+    return identity.guarded(directory, denoiser, options)
+
+
+def begin(
+    directory: str | os.PathLike[str],
+    jobs: Sequence[Job],
+    halves: Halves,
+    seed: int = 0,
+    *,
+    groups: np.ndarray | None = None,
+) -> pathlib.Path:
     """Write down what will be run; a directory that holds another run is refused.
 
     Args:
@@ -59,38 +150,52 @@ def begin(directory: str | os.PathLike[str], jobs: Sequence[Job], halves: Halves
       jobs: every attack and setting to choose from.
       halves: who chooses, and who is tested.
       seed: of all draws.
+      groups: of all images of the source [n], -1 for one on its own: images that belong together, which intervals allow
+        for. None for a run that has its groups already, or has none.
 
     Raises:
       ValueError: for another run, or an empty side.
     """
     directory = pathlib.Path(directory)
-    columns = _columns(halves)
+    columns, run = _columns(halves, groups), _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
     for name, column in columns.items():
         validate.check_not_empty(column, name)
-    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
-    if (directory / "run.json").exists():
-        there = _read_run(directory)
-        if there != run:
-            raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
-        halves_there = _columns(read_halves(directory))
-        if not all(np.array_equal(halves_there[name], column) for name, column in columns.items()):
-            raise ValueError(f"{directory} holds a run with other members, held-out images or halves")
-        return directory
-    later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
-    if later:
-        raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
-    directory.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **columns)
-    files.write_atomically(directory / "halves.npz", buffer.getvalue())
-    digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
+
+    def write() -> None:
+        if is_begun(directory):
+            if _read_run(directory) != run:
+                raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
+            stored = _read_columns(directory)
+            if not all(np.array_equal(stored[name], column) for name, column in columns.items() if name in stored):
+                raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
+            return
+        later = [name for name in (MANIFESTS["calibration"], "calibration.json") if (directory / name).exists()]
+        if later:
+            raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
+        directory.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **columns)
+        files.write_atomically(directory / "halves.npz", buffer.getvalue())
+        digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
+
+    on_first_process(write)
     return directory
+
+
+def is_begun(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a run in this directory."""
+    return (pathlib.Path(directory) / "run.json").exists()
 
 
 def read_halves(directory: pathlib.Path) -> Halves:
     """Members and held-out images of each half."""
-    arrays = _read_sealed(directory / "run.json").read_arrays("halves.npz")
-    return Halves(*(Split(arrays[f"{half}_member"], arrays[f"{half}_heldout"]) for half in HALVES))
+    columns = _read_columns(directory)
+    return Halves(*(Split(columns[f"{half}_member"], columns[f"{half}_heldout"]) for half in HALVES))
+
+
+def read_groups(directory: pathlib.Path) -> np.ndarray | None:
+    """The groups of the run's images by position, -1 for one on its own; None for a run that has none stored."""
+    return _read_columns(directory).get("groups")
 
 
 def score_half(
@@ -143,14 +248,16 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     The witness of direction comes last, where it was not among the attacks that were asked for.
     """
     directory = pathlib.Path(directory)
-    asked = asked_labels(directory)
-    witness = [job for job in _jobs(_read_run(directory).witness) if job.label not in asked]
-    frozen = _calibrate_each(
-        directory, read_jobs(directory) + witness, lambda job: (job.attack.name, job.setting.get("q"))
-    )
-    contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
-    digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
-    return frozen
+
+    def write() -> None:
+        asked = asked_labels(directory)
+        jobs = [*read_jobs(directory), *(job for job in _jobs(_read_run(directory).witness) if job.label not in asked)]
+        frozen = _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q")))
+        contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
+        digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
+
+    on_first_process(write)
+    return read_calibrations(directory)
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
@@ -184,9 +291,10 @@ def read_direction(
     Args:
       directory: of the run.
       halves: names of some halves.
-      groups: of all images of the source [n], -1 for one on its own; bounds allow for these.
+      groups: of all images of the source [n], which bounds allow for; those that are stored in the run if None.
     """
     directory = pathlib.Path(directory)
+    groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     scores = []
     for half in halves:
@@ -229,16 +337,17 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
 def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
     results = evaluation(directory, confidence)
-    files.write_json(pathlib.Path(directory) / "results.json", records.plain(results))
+    on_first_process(lambda: files.write_json(pathlib.Path(directory) / "results.json", records.plain(results)))
     return results
 
 
 def evaluation(
     directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
 ) -> Evaluation:
-    """What `evaluate_run` writes; with the groups of all images of the source [n], intervals allow for these."""
+    """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
+    groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
@@ -248,17 +357,17 @@ def evaluation(
         outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
-    identity = table.manifest["identity"]
-    check = model_check.read_check(directory, identity["model"])
+    about = table.manifest["identity"]
+    check = model_check.read_check(directory, about["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
     return Evaluation(
         results=tuple(rows),
         fingerprints={
-            "model": identity["model"],
+            "model": about["model"],
             "calibration_data": calibration_half.manifest["identity"]["data"],
-            "test_data": identity["data"],
+            "test_data": about["data"],
         },
-        precision=identity["precision"],
+        precision=about["precision"],
         seed=seed,
         queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
         model_check=check,
@@ -280,25 +389,6 @@ def frozen_scores(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -
     return scores[[place[int(index)] for index in indices]]
 
 
-def run(
-    directory: str | os.PathLike[str],
-    denoiser: Denoiser,
-    source: data.Source,
-    halves: Halves,
-    jobs: Sequence[Job],
-    *,
-    seed: int = 0,
-    transform: data.Transform | None = None,
-    options: scoring.ScoringOptions | None = None,
-) -> Evaluation:
-    """All stages in their order; every stage that was finished before costs nothing again."""
-    directory = begin(directory, jobs, halves, seed)
-    score_half(directory, "calibration", denoiser, source, transform=transform, options=options)
-    calibrate_run(directory)
-    score_half(directory, "test", denoiser, source, transform=transform, options=options)
-    return evaluate_run(directory)
-
-
 def result_row(outcome: Outcome, seconds: float) -> ResultRow:
     """One row of the results."""
     frozen, metrics = outcome.calibration, outcome.metrics
@@ -316,8 +406,19 @@ def result_row(outcome: Outcome, seconds: float) -> ResultRow:
     )
 
 
-def _columns(halves: Halves) -> dict[str, np.ndarray]:
-    return {f"{half}_{side}": getattr(getattr(halves, half), side) for half in HALVES for side in ("member", "heldout")}
+def _columns(halves: Halves, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """The arrays of halves.npz; `groups`, by position, is left out where every image is on its own."""
+    columns = {f"{half}_{side}": at for half in HALVES for side, at in getattr(halves, half).sides._asdict().items()}
+    if groups is not None:
+        used = np.concatenate(list(columns.values()))
+        own = np.full(1 + used.max(), ALONE, np.int64)
+        own[used] = groups[used]
+        columns |= {"groups": own} if np.any(own != ALONE) else {}
+    return columns
+
+
+def _read_columns(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    return _read_sealed(directory / "run.json").read_arrays("halves.npz")
 
 
 def _jobs(named: Sequence[tuple[str, Setting]]) -> list[Job]:
@@ -336,21 +437,20 @@ def _read_run(directory: pathlib.Path) -> _Run:
 def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     """Terms of the images with a finite answer, members and held-out images apart."""
     terms = table.terms(job)
-    return TermPair(*(terms[:, usable] for usable in _usable(table, job, split)))
+    return _usable(table, job, split).map(lambda usable: terms[:, usable])
 
 
 def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None) -> Groups:
     """The groups of the images of `term_pair`, from those of all images."""
     if groups is None:
         return None, None
-    member, heldout = _usable(table, job, split)
-    return groups[table.index[member]], groups[table.index[heldout]]
+    return _usable(table, job, split).map(lambda usable: groups[table.index[usable]])
 
 
-def _usable(table: ScoreTable, job: Job, split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _usable(table: ScoreTable, job: Job, split: Split) -> Pair[np.ndarray]:
     """Which rows of the table are members, and which held-out images, with a finite answer."""
     finite = np.all(np.isfinite(table.terms(job)), axis=0)
-    return finite & np.isin(table.index, split.member), finite & np.isin(table.index, split.heldout)
+    return split.sides.map(lambda side: finite & np.isin(table.index, side))
 
 
 def _read_sealed(path: pathlib.Path) -> digests.Sealed:

@@ -1,11 +1,11 @@
-"""Model directories, and training states.
+"""Model directories: one writer, one reader, for models of one network and of several.
 
     MODEL/spec.json    {"format": "dime_jax model", "version": 1, "spec", "fingerprint", "metadata", "files"}
-    MODEL/variables/   the network's variables, as an orbax checkpoint
-    STATE/1000/        the training state after 1000 updates, as orbax's Checkpointer lays it out
+    MODEL/variables/   as an orbax checkpoint: those of the network, or {"denoiser", "autoencoder", "text_encoder"}
+    MODEL/tokenizer/   the files of the tokenizer, if captions condition the model; spec.json then has "tokenizer", the
+                       SHA-256 of each
 
-A model directory is written atomically, and checked when it is opened. This is the only module that imports orbax, and
-only when it is used.
+A model directory is written atomically, and checked when it is opened. Orbax is imported when it is used.
 """
 
 import contextlib
@@ -18,100 +18,130 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from dime_jax import models
-from dime_jax.core.denoiser import Denoiser
+from dime_jax._util.files import file_digests, read_json
+from dime_jax._util.typing import JsonObject, PyTree
+
+if TYPE_CHECKING:
+    from orbax.checkpoint import v1 as ocp
 
 FORMAT = "dime_jax model"
 VERSION = 1
 
 SPEC_FILE = "spec.json"
 _VARIABLES = "variables"
+_TOKENIZER = "tokenizer"
 _MAX_SPEC_BYTES = 16 * 2**20
+_MAX_TOKENIZER_BYTES = 64 * 2**20
+
+
+class StoredModel(NamedTuple):
+    """A model from its directory.
+
+    Attributes:
+      name: of the directory.
+      spec: networks, schedule, prediction and image shape.
+      variables: of its one network, or of each by its name.
+      tokenizer_files: in the directory.
+      fingerprint: changes with anything that changes eps, latents or text embeddings.
+      metadata: about the model's origin.
+    """
+
+    name: str
+    spec: models.ModelSpec
+    variables: PyTree
+    tokenizer_files: tuple[Path, ...]
+    fingerprint: str
+    metadata: JsonObject
 
 
 def save_model(
-    directory: str | os.PathLike[str], spec: models.ModelSpec, variables: Any, metadata: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str],
+    spec: models.ModelSpec,
+    variables: PyTree,
+    metadata: Mapping[str, object] | None = None,
+    tokenizer_files: Sequence[Path] = (),
 ) -> Path:
     """Write a model directory, completely or not at all.
 
     Args:
       directory: where; must not exist yet.
-      spec: architecture, schedule, prediction and image shape.
-      variables: the network's variables, `{"params": ..., "constants": ...}`, NumPy or JAX arrays in float32.
+      spec: networks, schedule, prediction and image shape.
+      variables: of the network, `{"params": ..., "constants": ...}`, or of each by its name; NumPy or JAX arrays in
+        float32.
       metadata: JSON-able facts about the model's origin, for people and reports.
+      tokenizer_files: are copied.
 
     Returns:
       The directory.
     """
     directory = Path(directory)
     _check_variables(variables, spec)
+    tokenizer = _tokenizer_digests(tokenizer_files)
     contents = {
         "format": FORMAT,
         "version": VERSION,
         "spec": spec.to_json(),
-        "fingerprint": fingerprint(variables, spec),
+        "fingerprint": fingerprint(variables, spec, tokenizer),
         "metadata": dict(metadata or {}),
+        **({} if spec.autoencoder is None else {"tokenizer": tokenizer}),
     }
     json.dumps(contents, allow_nan=False)  # refuse before anything is written
     with _new_directory(directory) as building:
         _write_variables(building / _VARIABLES, variables)
         contents["files"] = _file_sizes(building / _VARIABLES)
+        for file in tokenizer_files:
+            (building / _TOKENIZER).mkdir(exist_ok=True)
+            shutil.copyfile(file, building / _TOKENIZER / file.name)
         (building / SPEC_FILE).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     return directory
 
 
-def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
-    """Open a model directory, or a shipped model by its name ("digits"), as a Denoiser.
-
-    The weights are checked against the fingerprint that was written with them.
+def read_model(directory: Path) -> StoredModel:
+    """Read a model directory; weights and tokenizer are checked against the fingerprint that was written with them.
 
     Raises:
-      ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
+      ValueError: in one line, if it is foreign, incomplete or changed.
     """
-    directory = find_model(path)
-    contents = read_spec_file(directory)
-    try:
-        spec = models.ModelSpec.from_json(contents["spec"])
-    except ValueError as error:
-        raise ValueError(f"{directory / SPEC_FILE}: {error}") from None
+    contents, spec = read_spec_file(directory), read_spec(directory)
     files = _file_sizes(directory / _VARIABLES)
     if files != contents["files"]:
         raise ValueError(f"{directory / _VARIABLES}: files are missing, truncated or added since the model was written")
-    _check_size(directory, spec, sum(files.values()))
-    variables = _read_variables(directory, spec)
-    found = fingerprint(variables, spec)
+    folder = directory / _TOKENIZER
+    tokenizer_files = tuple(sorted(folder.iterdir())) if folder.is_dir() else ()
+    tokenizer = _tokenizer_digests(tokenizer_files)
+    if tokenizer != contents.get("tokenizer", {}):
+        raise ValueError(f"{folder}: files are missing, changed or added since the model was written")
+    variables = _read_variables(directory / _VARIABLES, spec, sum(files.values()))
+    found = fingerprint(variables, spec, tokenizer)
     if found != contents["fingerprint"]:
         raise ValueError(f"{directory}: expected weights of fingerprint {contents['fingerprint']!r}, found {found!r}")
-    return Denoiser(
-        models.denoise(spec),
-        variables,
-        spec.schedule.build(),
-        spec.image_shape,
-        num_classes=spec.architecture.num_classes,
-        fingerprint=found,
-        name=directory.name,
-    )
+    return StoredModel(directory.name, spec, variables, tokenizer_files, found, contents["metadata"])
 
 
-def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The contents of a model directory's spec.json: format, version, spec, fingerprint, metadata and files."""
+def read_spec(directory: Path) -> models.ModelSpec:
+    """Return the spec of a model directory."""
+    contents = read_spec_file(directory)
+    try:
+        return models.ModelSpec.from_json(contents["spec"])
+    except ValueError as error:
+        raise ValueError(f"{directory / SPEC_FILE}: {error}") from None
+
+
+def read_spec_file(directory: str | os.PathLike[str]) -> JsonObject:
+    """Return the contents of a model directory's spec.json: format, version, spec, fingerprint, metadata and files."""
     file = Path(directory) / SPEC_FILE
     if not file.is_file():
         raise ValueError(f"{directory} is not a model directory: no {SPEC_FILE} in it")
-    if file.stat().st_size > _MAX_SPEC_BYTES:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_SPEC_BYTES} allowed")
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON: {error}") from None
-    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+    contents = read_json(file, _MAX_SPEC_BYTES)
+    if contents.get("format") != FORMAT:
         raise ValueError(f"{file}: not written by dime_jax (expected format {FORMAT!r})")
     if contents.get("version") != VERSION:
         raise ValueError(f"{file}: expected version {VERSION}, got {contents.get('version')!r}")
@@ -123,68 +153,48 @@ def read_spec_file(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return contents
 
 
-class TrainingCheckpoints:
-    """The states of one training run, as a context manager. A state is there completely or not at all.
+def describe(directory: str | os.PathLike[str]) -> str:
+    """Return a few lines on a model directory, for people."""
+    contents = read_spec_file(directory)
+    spec, metadata = contents["spec"], dict(contents["metadata"])
+    network = spec["architecture"] if "architecture" in spec else spec["denoiser"]
+    facts = metadata.pop("facts", [])
+    values = metadata | {
+        "architecture": network["kind"],
+        "image_shape": spec["image_shape"],
+        "num_classes": network.get("num_classes"),
+        "fingerprint": contents["fingerprint"],
+    }
+    lines = [f"{name}: {value}" for name, value in values.items() if value is not None]
+    return "\n  ".join([f"wrote {directory}", *lines, *facts])
+
+
+def fingerprint(variables: PyTree, spec: models.ModelSpec, tokenizer: Mapping[str, str] | None = None) -> str:
+    """Return a SHA-256 that changes with anything that changes eps, latents or text embeddings.
+
+    It is over the spec and every variable's name, shape and bytes; of latent models also over the tokenizer's files.
 
     Args:
-      directory: where; made if needed.
-      keep: how many of the latest states stay.
+      variables: of the model.
+      spec: of the model.
+      tokenizer: the digests of the tokenizer's files.
     """
-
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 2):
-        from orbax.checkpoint import v1 as ocp
-
-        context = ocp.Context()
-        context.array.saving.use_compression = False  # weights do not compress
-        self._directory = Path(directory).absolute()
-        with _one_line(self._directory, "used for training states"):
-            self._checkpointer = ocp.training.Checkpointer(
-                self._directory,
-                context=context,
-                preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-                cleanup_tmp_directories=True,
-            )
-
-    def __enter__(self) -> "TrainingCheckpoints":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self._checkpointer.close()
-        except Exception:  # a failed save, which has been reported when it happened, is raised again here
-            if error[0] is None:
-                raise
-
-    @property
-    def latest_step(self) -> int | None:
-        """The number of updates in the latest state, None if there is none yet."""
-        latest = self._checkpointer.latest
-        return None if latest is None else latest.step
-
-    def save(self, step: int, state: Any, inputs: Any) -> None:
-        """Write the state and the JSON-able position of the input pipeline; returns when they are on disk."""
-        needed, free = _bytes(state), shutil.disk_usage(self._directory).free
-        if free < needed:
-            raise ValueError(f"expected {needed:,} bytes free in {self._directory} for a training state, got {free:,}")
-        with _one_line(self._directory / str(step), "written"):
-            self._checkpointer.save(step, state, custom_metadata={"inputs": inputs}, force=True)
-
-    def restore(self, like: Any) -> tuple[Any, Any]:
-        """The latest state and input position; `like` has the shapes, dtypes and shardings to restore to."""
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
-        with _one_line(self._directory / str(self.latest_step), "read"):
-            state = self._checkpointer.load(abstract_state=shapes)
-            return state, self._checkpointer.metadata().custom_metadata["inputs"]
-
-
-def fingerprint(variables: Any, spec: models.ModelSpec) -> str:
-    """SHA-256 over the spec and every variable's name, shape and bytes: changes with anything that changes eps."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode())
     for path, array in jax.tree_util.tree_leaves_with_path(variables):
         array = np.ascontiguousarray(array)
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    if spec.autoencoder is None:
+        return digest.hexdigest()
+    parts = [digest.hexdigest(), dict(sorted((tokenizer or {}).items()))]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _tokenizer_digests(files: Sequence[Path]) -> dict[str, str]:
+    for file in files:
+        if file.stat().st_size > _MAX_TOKENIZER_BYTES:
+            raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {_MAX_TOKENIZER_BYTES} allowed")
+    return {file.name: digest for file in files for digest in file_digests(file).values()}
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:
@@ -193,28 +203,14 @@ def _file_sizes(directory: Path) -> dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
-def _check_size(directory: Path, spec: models.ModelSpec, held: int) -> None:
-    """Refuse a spec of a much larger network than the files hold, before anything of that size is built or traced.
+def _check_variables(variables: PyTree, spec: models.ModelSpec) -> None:
+    """Require exactly the variables of the networks."""
 
-    Weights are stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
-    """
-    needed = 4 * models.num_values(spec.architecture)
-    if needed > 2 * held:
-        raise ValueError(f"{directory}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
-
-
-def _bytes(tree: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-
-
-def _check_variables(variables: Any, spec: models.ModelSpec) -> None:
-    """Require exactly the variables of the architecture."""
-
-    def shapes(tree: Any) -> set[str]:
+    def shapes(tree: PyTree) -> set[str]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {f"{jax.tree_util.keystr(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in leaves}
 
-    difference = shapes(variables) ^ shapes(models.param_shapes(spec.architecture))
+    difference = shapes(variables) ^ shapes(models.model_shapes(spec))
     if difference:
         raise ValueError(f"variables differ from the architecture's: {', '.join(sorted(difference)[:5])}")
 
@@ -234,7 +230,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def _one_line(path: Path, done: str) -> Iterator[None]:
+def one_line(path: Path, done: str) -> Iterator[None]:
     """Say in one line what orbax and tensorstore raise, in many types and lines, for damaged files and full disks."""
     try:
         yield
@@ -260,7 +256,7 @@ def _new_directory(directory: Path) -> Iterator[Path]:
         raise
 
 
-def _alone() -> Any:
+def _alone() -> "ocp.Context":
     """An orbax context for one process of several: models are read by each, with no one waiting."""
     from orbax.checkpoint import v1 as ocp
 
@@ -272,7 +268,7 @@ def _alone() -> Any:
     return context
 
 
-def _write_variables(path: Path, variables: Any) -> None:
+def _write_variables(path: Path, variables: PyTree) -> None:
     if jax.process_count() > 1:
         _write_variables_apart(path, variables)
         return
@@ -288,12 +284,14 @@ def _write_variables(path: Path, variables: Any) -> None:
         marker.write_text("complete\n")  # orbax names the directory it wrote to, which is nobody's business
 
 
-def _write_variables_apart(path: Path, variables: Any) -> None:
+def _write_variables_apart(path: Path, variables: PyTree) -> None:
     """Write from a process outside of a run of several: orbax's `save` waits for all of them, whatever its context."""
     leaves = {"/".join(key.key for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(variables)}
     file = path.with_name("variables.npz")
     np.savez(file, allow_pickle=False, **leaves)
-    script = "import sys; from dime_jax.loading import checkpoints; checkpoints._write_variables_of(*sys.argv[1:])"
+    script = (
+        "import sys; from dime_jax.loading import model_directory; model_directory._write_variables_of(*sys.argv[1:])"
+    )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}  # devices are taken
     command = [sys.executable, "-c", script, str(file), str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -303,7 +301,7 @@ def _write_variables_apart(path: Path, variables: Any) -> None:
 
 
 def _write_variables_of(file: str, path: str) -> None:
-    tree: dict[str, Any] = {}
+    tree: dict[str, PyTree] = {}
     with np.load(file, allow_pickle=False) as leaves:
         for name in leaves.files:
             *parents, last = name.split("/")
@@ -311,15 +309,17 @@ def _write_variables_of(file: str, path: str) -> None:
     _write_variables(Path(path), tree)
 
 
-def _read_variables(directory: Path, spec: models.ModelSpec) -> Any:
+def _read_variables(path: Path, spec: models.ModelSpec, held: int) -> PyTree:
     from orbax.checkpoint import v1 as ocp
 
+    # A spec of a much larger network than the files hold is refused before anything of that size is made. Weights are
+    # stored as they are, four bytes each; the factor is for what orbax packs more tightly in a small model.
+    shapes = models.model_shapes(spec)
+    needed = 4 * models.count_values(shapes)
+    if needed > 2 * held:
+        raise ValueError(f"{path}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        models.param_shapes(spec.architecture),
-    )
-    path = directory / _VARIABLES
-    with _one_line(path, "read"), _alone():
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+    with one_line(path, "read"), _alone():
         _check_variables(ocp.metadata(path.absolute()).metadata, spec)  # before anything is read
         return ocp.load(path.absolute(), shapes)

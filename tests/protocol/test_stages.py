@@ -1,6 +1,7 @@
 """Calibrate, then test, in stages: against the same protocol in memory, and what may and may not influence it."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,8 +12,13 @@ import dime_jax as dj
 from dime_jax import attacks
 from dime_jax._util import digests, records
 from dime_jax.core import draws
-from dime_jax.protocol import calibration, pipeline
+from dime_jax.evidence import metrics
+from dime_jax.findings import json_files, known_images
+from dime_jax.guards import identity, model_check
+from dime_jax.protocol import calibration, stages
+from dime_jax.protocol.arrays import BlindScores
 from dime_jax.scoring import planning, score_table
+from dime_jax.scoring.query_ledger import queries_made
 
 SEED = 3
 JOBS = [
@@ -47,7 +53,8 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(directory, source, halves):
     model = function(members_are_small)
-    return pipeline.run(directory, model, source, halves, JOBS, seed=SEED, options=quiet(micro_batch=16))
+    stages.run(directory, model, source, halves, JOBS, seed=SEED, options=quiet(micro_batch=16))
+    return json_files.read_results(directory)
 
 
 def test_it_is_the_protocol(results, source, halves):
@@ -78,12 +85,19 @@ def test_it_is_the_protocol(results, source, halves):
 
 def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
     table = score_table.read_table(directory / "test")
-    frozen = pipeline.read_calibrations(directory)
+    frozen = stages.read_calibrations(directory)
     witness = planning.witness_jobs(JOBS)
     jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
     calibration_queries = planning.make_plan(JOBS + witness, table.schedule).queries_per_image * 40
-    assert results.queries_made == calibration_queries + planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    test_queries = planning.make_plan(jobs, table.schedule).queries_per_image * 40
+    check = model_check.read_check(directory, "function:mine").queries
+    assert results.queries_made == calibration_queries + test_queries + check
+    assert (
+        check
+        == queries_made(directory) - calibration_queries - test_queries
+        > identity.queries(directory, "function:mine")
+    )
     assert {(row.attack, row.queries_per_image) for row in results.results} == {
         ("loss", 1),
         ("sima_l4", 1),
@@ -96,9 +110,9 @@ def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results)
 def test_stages_repeat_without_a_model(directory, results):
     before = (directory / "calibration.json").read_bytes()
     (directory / "calibration.json").unlink()
-    pipeline.calibrate_run(directory)
+    stages.calibrate_run(directory)
     assert (directory / "calibration.json").read_bytes() == before
-    assert pipeline.evaluate_run(directory) == results
+    assert stages.evaluate_run(directory) == results
     assert records.plain(results) == json.loads((directory / "results.json").read_text())
 
 
@@ -114,25 +128,25 @@ def test_test_labels_choose_nothing(source, halves, tmp_path, jobs):
     found = []
     for name, test in (("right", halves.test), ("swapped", swapped)):
         model, some = function(members_are_small), halves._replace(test=test)
-        pipeline.run(tmp_path / name, model, source, some, jobs, seed=SEED, options=quiet(micro_batch=16))
-        found.append(pipeline.read_calibrations(tmp_path / name))
+        stages.run(tmp_path / name, model, source, some, jobs, seed=SEED, options=quiet(micro_batch=16))
+        found.append(stages.read_calibrations(tmp_path / name))
     assert found[0] == found[1]
     assert {job.attack.name for job in jobs} <= {one.attack for one in found[0]}
 
 
 def test_a_frozen_threshold_survives_json(directory, results, tmp_path):
-    frozen = [one._replace(tau=-np.inf) for one in pipeline.read_calibrations(directory)]
+    frozen = [one._replace(tau=-np.inf) for one in stages.read_calibrations(directory)]
     digests.write(tmp_path / "calibration.json", {"schema_version": 1, "calibrations": records.plain(frozen)}, [])
-    assert pipeline.read_calibrations(tmp_path) == frozen
+    assert stages.read_calibrations(tmp_path) == frozen
 
 
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        (lambda path: pipeline.calibrate_run(path), r"no .*run\.json: start a run first"),
-        (lambda path: pipeline.score_half(path, "test", None, None), r"no .*run\.json: start a run first"),
-        (lambda path: pipeline.score_half(path, "both", None, None), "unknown half 'both'; expected one of"),
-        (lambda path: pipeline.evaluate_run(path), "is not a score table"),
+        (lambda path: stages.calibrate_run(path), r"no .*run\.json: start a run first"),
+        (lambda path: stages.score_half(path, "test", None, None), r"no .*run\.json: start a run first"),
+        (lambda path: stages.score_half(path, "both", None, None), "unknown half 'both'; expected one of"),
+        (lambda path: stages.evaluate_run(path), "is not a score table"),
     ],
 )
 def test_stages_out_of_order_say_what_is_missing(tmp_path, stage, message):
@@ -143,17 +157,17 @@ def test_stages_out_of_order_say_what_is_missing(tmp_path, stage, message):
 
 def test_another_run_in_the_same_directory_is_refused(directory, results, halves, source):
     with pytest.raises(ValueError, match="holds a run with another seed"):
-        pipeline.begin(directory, JOBS, halves, seed=SEED + 1)
+        stages.begin(directory, JOBS, halves, seed=SEED + 1)
     with pytest.raises(ValueError, match="holds a run with other members"):
-        pipeline.begin(directory, JOBS, halves._replace(test=halves.calibration), seed=SEED)
+        stages.begin(directory, JOBS, halves._replace(test=halves.calibration), seed=SEED)
     with pytest.raises(ValueError, match="was calibrated on model function:mine, this is function:other"):
-        pipeline.score_half(directory, "test", function(name="other"), source)
+        stages.score_half(directory, "test", function(name="other"), source)
 
 
 def test_an_empty_side_is_refused(tmp_path, halves):
     empty = dj.data.Split(np.zeros(0, np.int64), halves.test.heldout)
     with pytest.raises(ValueError, match="expected at least one row in test_member"):
-        pipeline.begin(tmp_path, JOBS, halves._replace(test=empty))
+        stages.begin(tmp_path, JOBS, halves._replace(test=empty))
 
 
 def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
@@ -165,5 +179,77 @@ def test_images_without_a_finite_answer_are_left_out_with_a_count(tmp_path):
         return np.where(np.asarray(x)[:, :1, :1] == victim, np.nan, members_are_small(x, t))
 
     jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
-    results = pipeline.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
+    stages.run(tmp_path, function(eps), many, cut, jobs, options=quiet(micro_batch=64))
+    results = json_files.read_results(tmp_path)
     assert results.warnings == ("1 of 200 test images were left out: unreadable or no finite answer",)
+
+
+@pytest.fixture(scope="module")
+def grouped(directory, results, halves, tmp_path_factory):
+    """The same run with groups of four neighbours, of which some lie in both halves and on both sides."""
+    copy = tmp_path_factory.mktemp("grouped")
+    groups = np.where(np.arange(80) < 72, np.arange(80) // 4, -1)
+    stages.begin(copy, JOBS, halves, SEED, groups=groups)
+    for name in ("calibration", "test"):
+        shutil.copytree(directory / name, copy / name)
+    stages.calibrate_run(copy)
+    return copy, groups
+
+
+def test_groups_are_stored_and_intervals_allow_for_them(grouped, directory, results, halves):
+    copy, groups = grouped
+    np.testing.assert_array_equal(stages.read_groups(copy), groups)
+    assert stages.read_halves(copy).test.member.tolist() == halves.test.member.tolist()
+    found = stages.evaluate_run(copy)
+    table = score_table.read_table(copy / "test")
+    for frozen, row, plain in zip(stages.read_calibrations(copy), found.results, results.results):
+        scores = [stages.frozen_scores(table, frozen, np.sort(side)) for side in halves.test.sides]
+        own = tuple(groups[np.sort(side)] for side in halves.test.sides)
+        assert row.auc.value == plain.auc.value
+        np.testing.assert_allclose(row.auc, metrics.auc_interval(*scores, groups=own), atol=1e-6)
+    assert any(row.auc != plain.auc for row, plain in zip(found.results, results.results))
+    assert found.direction.aucs != results.direction.aucs
+    calibrated = tuple(auc for auc in found.direction.aucs if auc.half == "calibration")
+    assert stages.read_direction(copy, ["calibration"]).aucs == calibrated != ()
+    # A run that has none stored is read as one without groups, unless they are given.
+    assert stages.read_groups(directory) is None
+    assert stages.evaluation(directory, groups=groups).direction == found.direction
+
+
+def test_a_run_goes_on_with_its_own_groups_only(grouped, directory, results, halves):
+    copy, groups = grouped
+    stages.begin(copy, JOBS, halves, SEED, groups=groups)
+    stages.begin(copy, JOBS, halves, SEED)
+    with pytest.raises(ValueError, match="holds a run with other members, held-out images, groups or halves"):
+        stages.begin(copy, JOBS, halves, SEED, groups=np.where(groups == 3, -1, groups))
+    stages.begin(directory, JOBS, halves, SEED, groups=groups)  # begun before groups were stored
+    assert stages.read_groups(directory) is None
+
+
+def test_only_the_first_process_writes(grouped, halves, tmp_path, monkeypatch):
+    shutil.copytree(grouped[0], tmp_path / "run")
+    for name in ("calibration.json", "results.json"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+    files = sorted((tmp_path / "run").rglob("*"))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    stages.begin(tmp_path / "new", JOBS, halves, SEED)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"no .*calibration.json: calibrate first"):
+        stages.calibrate_run(tmp_path / "run")
+    shutil.copy(grouped[0] / "calibration.json", tmp_path / "run")
+    assert stages.evaluate_run(tmp_path / "run").results
+    assert sorted((tmp_path / "run").rglob("*")) == sorted([*files, tmp_path / "run" / "calibration.json"])
+
+
+def test_the_gap_over_the_blind_baseline_allows_for_groups(grouped, halves):
+    copy, groups = grouped
+    table, frozen = score_table.read_table(copy / "test"), stages.read_calibrations(copy)[0]
+    of_group = np.random.default_rng(8).normal(size=20)
+    # One number for each group: far fewer independent images than it seems.
+    blind = [of_group[groups[side]] + 1.3 * rank for rank, side in enumerate(halves.test.sides)]
+    scores = BlindScores(*halves.test.sides, *blind)
+    auc = metrics.auc_interval(*blind)
+    plain = known_images.beside(table, frozen, scores, auc, None)
+    assert plain.fires
+    assert not known_images.beside(table, frozen, scores, auc, groups).fires
+    assert known_images.beside(table, frozen, scores, auc, np.full(80, -1)) == plain

@@ -1,0 +1,382 @@
+"""Look at the images of a run before any query is made: each is read once, and checked against the others.
+
+Half of what makes a result wrong is wrong here: the same pictures on both sides, a folder given twice, images that are
+not the size the model was trained on. What would make the result meaningless is refused; what weakens it is a warning
+for the reader. Images that cannot be used are listed together, in a warning and in unusable_images.csv.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dime_jax._util import csv as _csv
+from dime_jax._util.distributed import on_first_process
+from dime_jax.data.batches import Unusable, refuse_too_many, try_items
+from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
+from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
+from dime_jax.data.roles import Roles
+from dime_jax.data.sources import BadImage, Item, Source
+from dime_jax.data.splits import Split
+from dime_jax.data.transforms import transform_for
+
+UNUSABLE_FILE = "unusable_images.csv"
+_ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
+_SAME_IMAGES = 0.5
+_NAMED_UNUSABLE = 10  # in the warning; the file has all
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleCounts:
+    """How many images of each role something is said of."""
+
+    members: int
+    heldout: int
+    candidates: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.members + self.heldout + self.candidates
+
+
+class UnusableCandidate(NamedTuple):
+    """A candidate that could not be used, and why."""
+
+    id: str
+    reason: str
+
+
+class CandidateCopy(NamedTuple):
+    """A candidate of which there is a copy.
+
+    Attributes:
+      candidate: its id.
+      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
+      other: the copy's id.
+      kind: "exact", the same to the pixel, or "near".
+    """
+
+    candidate: str
+    role: str
+    other: str
+    kind: str
+
+    @property
+    def note(self) -> str:
+        """In words: "near copy of members/cat.png"."""
+        known = "" if self.role == "candidates" or self.other.startswith(f"{self.role}/") else f" ({self.role})"
+        whose = "another candidate, " if self.role == "candidates" else ""
+        return f"{self.kind} copy of {whose}{self.other}{known}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DuplicateFacts:
+    """Copies among the images, the first five as in `DuplicateReport`.
+
+    Attributes:
+      exact_pairs: the same to the pixel.
+      near_pairs: nearly the same.
+      clusters: of images that are copies of each other.
+      largest_cluster: how many images it has.
+      across_member_heldout: clusters with both members and held-out images.
+      left_out: images that were left out for that.
+      candidates_among_members: candidates that are copies of known members.
+      candidates_among_heldout: candidates that are copies of held-out images.
+      candidates: those of which there are copies.
+    """
+
+    exact_pairs: int
+    near_pairs: int
+    clusters: int
+    largest_cluster: int
+    across_member_heldout: int
+    left_out: int
+    candidates_among_members: int
+    candidates_among_heldout: int
+    candidates: tuple[CandidateCopy, ...]
+
+
+class UnusableImage(NamedTuple):
+    """An image that could not be used, and why; its role is "members", "heldout" or "candidates"."""
+
+    role: str
+    id: str
+    reason: str
+
+
+class CheckedImages(NamedTuple):
+    """All images of a run, checked.
+
+    Attributes:
+      source: all of them; what was left out is in neither split nor candidates.
+      split: known members (none, if none are known) and held-out images.
+      candidates: positions in the source, int64 [m].
+      truth: which candidates are members, bool [m], where that is known.
+      groups: int64 over the source, images that belong together, -1 for none (see `data.groups`).
+      duplicates: what was found; of candidates that are copies of other images, at most one record for each.
+      unusable: images that cannot be used.
+      warnings: for the reader.
+    """
+
+    source: Source
+    split: Split
+    candidates: np.ndarray
+    truth: np.ndarray | None
+    groups: np.ndarray
+    duplicates: DuplicateFacts
+    unusable: list[UnusableImage]
+    warnings: list[str]
+
+    def count_unusable(self) -> RoleCounts:
+        """How many images of each role could not be used."""
+        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in _ROLES))
+
+    def heldout_beside(self, calibration: Split) -> np.ndarray:
+        """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
+        rest = np.setdiff1d(self.split.heldout, calibration.heldout)
+        calibrated = self.groups[np.concatenate([calibration.member, calibration.heldout])]
+        return rest[~np.isin(self.groups[rest], calibrated[calibrated >= 0])]
+
+    def unusable_candidates(self) -> tuple[UnusableCandidate, ...]:
+        """The candidates that could not be used."""
+        return tuple(UnusableCandidate(one.id, one.reason) for one in self.unusable if one.role == "candidates")
+
+
+class _Look(NamedTuple):
+    """What is kept of an image that was read."""
+
+    size: tuple[int, int]
+    sketch: Sketch
+
+
+def check_roles(
+    roles: Roles,
+    shape: tuple[int, ...],
+    directory: pathlib.Path,
+    *,
+    named: Collection[str] = (),
+    groups: str | os.PathLike[str] | None = None,
+    as_given: bool = False,
+) -> CheckedImages:
+    """Read and check all images that have a role; writes unusable_images.csv if there are any such.
+
+    Args:
+      roles: who is who.
+      shape: of the images that the model takes.
+      directory: of the run.
+      named: the roles whose images the user named.
+      groups: a CSV file of lines "id,group": images that belong together.
+      as_given: whether every image keeps its role, and copies and small images are only reported. Otherwise what cannot
+        be used is left out, and images that have copies in another role.
+
+    Raises:
+      ValueError: for one set given as two, or too many images that cannot be used: more than 10 % of the members or of
+        the held-out images, or all candidates.
+    """
+    looks, unusable = _look_at_all(roles, shape, may_enlarge=as_given)
+    on_first_process(lambda: _list_unusable(directory, unusable))
+    _refuse_unusable(roles, unusable)
+    usable, source = roles.only(looks), roles.source
+    warnings = _unusable_warning(unusable) + _size_warnings(usable, looks, shape)
+    used = np.concatenate(list(usable.by_name().values()))
+    duplicates = compare_sketches(len(source), used, [looks[index].sketch for index in used.tolist()])
+    _refuse_same_images(duplicates, usable, named)
+    split = roles.split if as_given else _without_copies(duplicates.groups, usable)
+    found = _describe_copies(duplicates, usable, as_given)
+    warnings += _copy_warnings(found)
+    owners = None if groups is None else read_groups(groups, source.ids)
+    merged = merge_groups(duplicates.groups, source.identities, owners)
+    assert merged is not None
+    return CheckedImages(source, split, usable.candidates, usable.truth, merged, found, unusable, warnings)
+
+
+def _look_at_all(
+    roles: Roles, shape: tuple[int, ...], may_enlarge: bool
+) -> tuple[dict[int, _Look], list[UnusableImage]]:
+    """Read every image once, as the engine will: what is kept of it by its position, and the unusable ones."""
+    source, transform = roles.source, transform_for(roles.source, shape)
+
+    def look(item: Item) -> _Look:
+        height, width = item.image.shape[:2]
+        if (height < shape[0] or width < shape[1]) and not may_enlarge:
+            raise BadImage(
+                f"is {height}x{width}, smaller than the model's {shape[0]}x{shape[1]}: enlarge it as training did"
+            )
+        transform(item.image)  # refuses what has not the model's colours
+        return _Look((height, width), sketch(item))
+
+    looks: dict[int, _Look] = {}
+    unusable = []
+    for role, indices in roles.by_name().items():
+        for index, found in zip(indices.tolist(), try_items(source, look, indices=indices)):
+            if isinstance(found, Unusable):
+                unusable.append(UnusableImage(role, source.ids[index], found.reason))
+            else:
+                looks[index] = found
+    return looks, unusable
+
+
+def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -> None:
+    """Write the file that names them; a list of an earlier attempt goes."""
+    if unusable:
+        directory.mkdir(parents=True, exist_ok=True)
+        _csv.write_csv(directory / UNUSABLE_FILE, [one._asdict() for one in unusable])
+    else:
+        (directory / UNUSABLE_FILE).unlink(missing_ok=True)
+
+
+def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
+    for role, indices in roles.by_name().items():
+        these = [one for one in unusable if one.role == role]
+        if role != "candidates":
+            what = f"{_ROLES[role]} that cannot be used"
+            refuse_too_many(len(these), len(indices), what, functools.partial(_such_as, these))
+        elif these and len(these) == len(indices):
+            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{_such_as(these)}")
+
+
+def _such_as(unusable: Sequence[UnusableImage]) -> str:
+    return f", such as {_name_and_reason(unusable[0])}; {UNUSABLE_FILE} lists all"
+
+
+def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
+    if not unusable:
+        return []
+    counts = collections.Counter(_ROLES[one.role] for one in unusable)
+    roles = ", ".join(f"{count} {role}" for role, count in counts.items())
+    named = "; ".join(_name_and_reason(one) for one in unusable[:_NAMED_UNUSABLE])
+    more = f"; and {len(unusable) - _NAMED_UNUSABLE} more" if len(unusable) > _NAMED_UNUSABLE else ""
+    return [f"{len(unusable)} images cannot be used ({roles}; {UNUSABLE_FILE} lists all): {named}{more}"]
+
+
+def _name_and_reason(one: UnusableImage) -> str:
+    return f"{_csv.printable(one.id)}: {one.reason}"
+
+
+def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
+    """Say which images are resized, and whether that tells roles apart."""
+    sizes = {
+        role: collections.Counter(looks[index].size for index in indices.tolist())
+        for role, indices in roles.by_name().items()
+    }
+    height, width = shape[:2]
+    warnings = []
+    for role, counts in sizes.items():
+        resized = sum(count for size, count in counts.items() if size != (height, width))
+        if resized:
+            most = max(counts, key=lambda size: counts[size])
+            warnings.append(
+                f"{resized} of {counts.total()} {_ROLES[role]} were resized to the model's {height}x{width} (most are "
+                f"{most[0]}x{most[1]}): scores are only comparable if training did it the same way"
+            )
+    if sizes["members"] and not set(sizes["members"]) & set(sizes["heldout"]):
+        warnings.append("members and held-out images come in different sizes: what is found may be the resizing alone")
+    own = sum(count for size, count in sizes["candidates"].items() if size not in sizes["heldout"])
+    if own:
+        warnings.append(
+            f"{own} of {sizes['candidates'].total()} candidates come in sizes that no held-out image has, so they were "
+            "resized differently: what is found may be the resizing alone"
+        )
+    return warnings
+
+
+def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[str]) -> None:
+    """Refuse two roles that are one set: most images of a role have exact copies in the other.
+
+    Members and held-out images contradict each other where either is mostly the other. A few candidates that are known
+    images are only named; the two are one set if most of the known images are candidates.
+    """
+    exact, given = connect(len(duplicates.groups), duplicates.exact), roles.by_name()
+    smaller = min(("members", "heldout"), key=lambda role: len(given[role]))
+    larger = "heldout" if smaller == "members" else "members"
+    for one, two in ((smaller, larger), ("heldout", "candidates"), ("members", "candidates")):
+        shared, total = len(_shared(exact, given[one], given[two])), len(given[one])
+        if shared > _SAME_IMAGES * total:
+            first, second = (
+                f"--{role}" if role in named else f"the {_ROLES[role]}" for role in _ROLES if role in (one, two)
+            )
+            raise ValueError(
+                f"expected {first} and {second} to be different images, got {shared} of {total} that are the same to "
+                "the pixel: was the same folder given twice?"
+            )
+
+
+def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCopy]:
+    """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
+    groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
+    places = [
+        (role, kind, grouping, _first_two(grouping, indices))
+        for role, indices in roles.by_name().items()
+        for kind, grouping in groupings.items()
+    ]
+    ids, found = roles.source.ids, []
+    for index in roles.candidates.tolist():
+        others = (
+            CandidateCopy(ids[index], role, ids[other], kind)
+            for role, kind, grouping, firsts in places
+            for other in firsts.get(int(grouping[index]), ())
+            if other != index
+        )
+        found += list(itertools.islice(others, 1))
+    return found
+
+
+def _first_two(grouping: np.ndarray, indices: np.ndarray) -> dict[int, list[int]]:
+    """The first two images of each group: one of them is another than any given one."""
+    firsts: dict[int, list[int]] = {}
+    for index in indices[grouping[indices] != ALONE].tolist():
+        group = firsts.setdefault(int(grouping[index]), [])
+        if len(group) < 2:
+            group.append(index)
+    return firsts
+
+
+def _without_copies(groups: np.ndarray, roles: Roles) -> Split:
+    """The split without images that have copies in another role."""
+    kept = remove_shared(roles.split, groups)
+    # An image that is a candidate too would be a witness in its own case.
+    sides = (np.setdiff1d(side, _shared(groups, side, roles.candidates)) for side in (kept.member, kept.heldout))
+    return Split(*sides)
+
+
+def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> DuplicateFacts:
+    groups, split, candidates = duplicates.groups, roles.split, roles.candidates
+    found, kept = report_duplicates(duplicates, split), split if as_given else remove_shared(split, groups)
+    return DuplicateFacts(
+        *found[:5],
+        left_out=len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout),
+        candidates_among_members=len(_shared(groups, candidates, split.member)),
+        candidates_among_heldout=len(_shared(groups, candidates, split.heldout)),
+        candidates=tuple(_candidate_copies(duplicates, roles)),
+    )
+
+
+def _copy_warnings(facts: DuplicateFacts) -> list[str]:
+    among = sum(copy.role == "candidates" for copy in facts.candidates)
+    left_in = 0 if facts.left_out else facts.across_member_heldout
+    said = (
+        (left_in, "clusters of copies lie across members and held-out images, and were left in"),
+        (facts.left_out, "images were left out: there are copies of them among both members and held-out images"),
+        (
+            facts.candidates_among_members,
+            "candidates are copies or near copies of known members, which were left out",
+        ),
+        (
+            facts.candidates_among_heldout,
+            "candidates are copies or near copies of held-out images, which were left out",
+        ),
+        (among, "candidates are copies or near copies of other candidates: the test of the set counts them once"),
+    )
+    return [f"{count} {words}" for count, words in said if count]
+
+
+def _shared(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Those of the first images that are in a group with one of the second."""
+    return first[np.isin(groups[first], shared_groups(groups, first, second))]

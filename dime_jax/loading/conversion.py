@@ -1,0 +1,160 @@
+"""From a stranger's checkpoint to a model directory: the one module that calls `checkpoints_convert`.
+
+    CACHE/model-HASH/  a model directory that was converted, by the checkpoint's content, the options and the converter
+
+Nothing slow is imported here before it is needed: `dime-jax --help` shows these options.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkpoints_convert.options import NO_OPTIONS as NO_OPTIONS
+from checkpoints_convert.options import ConversionOptions as ConversionOptions
+from checkpoints_convert.options import add_conversion_arguments as add_conversion_arguments
+from dime_jax._util.files import file_digests, locked
+from dime_jax._util.flags import add_options, changed, option
+
+if TYPE_CHECKING:
+    from checkpoints_convert.lora import Lora
+    from dime_jax.models import ModelSpec
+
+LATENTS = ("mean", "sample")
+WEIGHTINGS = ("none", "pullback")
+HELD = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class UseOptions:
+    """How a latent model is used, however it was converted.
+
+    Attributes:
+      latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
+      latent_weighting: "pullback" leaves the 40 % of each latent's coordinates that the decoder shows least out of the
+        norms of the attacks (see `models.pullback`); "none" counts all alike.
+      hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
+      lora: LoRA files to merge into a Stable Diffusion model, in this order.
+      lora_scale: times their updates, in the same order; 1 each if none are given.
+    """
+
+    latent: str = option("mean", "encode each image as the mean of its latents, or as a sample (default: %(default)s)")
+    latent_weighting: str = option(
+        "none", "pullback counts only the latents' coordinates that the decoder shows (default: none)", metavar="HOW"
+    )
+    hold: str = option("float32", "keep the weights in float32, bfloat16 or float16 (default: %(default)s)")
+    lora: Sequence[str | os.PathLike[str]] = option(
+        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", metavar="FILE"
+    )
+    lora_scale: Sequence[float] = option(
+        (), "how strongly to apply the LoRA, one number for each --lora (default: 1)", metavar="W", type=float
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lora", tuple(self.lora))
+        object.__setattr__(self, "lora_scale", tuple(self.lora_scale))
+        for name, known in (("latent", LATENTS), ("latent_weighting", WEIGHTINGS), ("hold", HELD)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.lora_scale and len(self.lora_scale) != len(self.lora):
+            raise ValueError(
+                f"expected one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}"
+            )
+
+    def given(self) -> dict[str, str | int]:
+        """Return the options that were given, by name, as JSON takes them; of several values, all in one text."""
+        return {name: ", ".join(map(str, values)) for name, values in changed(self).items()}
+
+    def loras(self) -> tuple["Lora", ...]:
+        """Return the LoRAs to merge."""
+        from checkpoints_convert.lora import Lora
+
+        scales = self.lora_scale or (1.0,) * len(self.lora)
+        return tuple(Lora(file, scale) for file, scale in zip(self.lora, scales, strict=True))
+
+
+NO_USE_OPTIONS = UseOptions()
+
+
+def add_use_arguments(parser: argparse.ArgumentParser, only: str = "") -> None:
+    """Add the command-line options of `UseOptions`, or only those whose names begin so."""
+    add_options(parser.add_argument_group("latent models"), UseOptions, only)
+
+
+def fetch(name: str) -> tuple[Path, str]:
+    """Fetch a model from the Hub; returns its folder or single file, and the commit."""
+    from checkpoints_convert import hub
+
+    directory, commit, files = hub.fetch(name)
+    return directory / files[0] if len(files) == 1 else directory, commit
+
+
+def convert(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: ConversionOptions = NO_OPTIONS,
+    loras: tuple["Lora", ...] = (),
+    digests: Mapping[Path, str] | None = None,
+    about_to_read: Callable[["ModelSpec"], object] = lambda spec: None,
+) -> Path:
+    """Convert a checkpoint to a model directory, completely or not at all; returns the directory.
+
+    Args:
+      path: a checkpoint file or a diffusers folder.
+      output: the model directory, which must not exist yet.
+      options: what the checkpoint does not say itself.
+      loras: to merge into it.
+      digests: `file_digests` of the path, if they are known.
+      about_to_read: is called before the weights are read.
+
+    Raises:
+      ValueError: in one line, for anything that cannot be converted faithfully; nothing is written then.
+    """
+    from checkpoints_convert import convert as converter
+    from dime_jax.loading.model_directory import save_model
+
+    path, output = Path(path), Path(output)
+    if output.exists() or output.is_symlink():
+        raise ValueError(f"output {output} exists already; nothing was written")
+    checkpoint = converter.open_checkpoint(path, options, loras)
+    about_to_read(checkpoint.spec)
+    variables = checkpoint.variables()
+    hashed = (digests or file_digests(checkpoint.file)).get(checkpoint.file) if checkpoint.file.is_file() else None
+    metadata = {**checkpoint.provenance(), "sha256": hashed, "converter_version": converter.CONVERTER_VERSION}
+    return save_model(output, checkpoint.spec, variables, metadata, checkpoint.tokenizer_files)
+
+
+def convert_once(
+    path: Path,
+    cache: Path,
+    options: ConversionOptions,
+    loras: tuple["Lora", ...],
+    about_to_read: Callable[["ModelSpec"], object],
+) -> tuple[Path, bool]:
+    """Return the model directory of a checkpoint in a cache, and whether it was there before.
+
+    Processes that ask for the same model at the same time convert it once: the others wait.
+
+    Args:
+      path: a checkpoint file or a diffusers folder.
+      cache: where converted models are kept; made if it is not there.
+      options: what the checkpoint does not say itself.
+      loras: to merge into it.
+      about_to_read: is called before the weights are read.
+    """
+    from checkpoints_convert import convert as converter
+
+    digests = file_digests(path)
+    content = [[file.relative_to(path.parent).as_posix(), digest] for file, digest in digests.items()]
+    key = [content, options.identity(), [one.fingerprint for one in loras], converter.CONVERTER_VERSION]
+    directory = cache / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
+    if directory.exists():
+        return directory, True
+    with locked(cache, "converted model", f".{directory.name}.lock", wait=True):
+        if directory.exists():
+            return directory, True
+        return convert(path, directory, options, loras, digests, about_to_read), False
