@@ -592,7 +592,7 @@ def test_epsilon_bound_and_dp_curve_agree():
 
 @pytest.mark.parametrize("arguments", [(-0.1, 1.0), (1.1, 1.0), (np.nan, 1.0), (0.1, -1.0), (0.1, np.inf), (0.1, 1, 2)])
 def test_bad_dp_arguments(arguments):
-    with pytest.raises(ValueError, match="expected|must be"):
+    with pytest.raises(ValueError, match=r"expected|must be"):
         evidence.dp_tpr_bound(*arguments)
 
 
