@@ -209,9 +209,7 @@ def halves(
         if calibration_share != 0.5:
             raise ValueError(f"calibration_share must be 0.5 with mode as_published, got {calibration_share}")
         if groups is not None:
-            raise ValueError(
-                "groups must be None with mode as_published, which permutes by index and cannot keep groups together"
-            )
+            raise ValueError("groups must be None with mode as_published, which cannot keep groups together")
         return _published_halves(split, seed, calibration_size, test_size)
     rows = np.concatenate([split.member, split.heldout])
     heldout = np.arange(len(rows)) >= len(split.member)

@@ -39,7 +39,8 @@ def fit_blind(source: data.Source, groups: np.ndarray, transform: data.Transform
     most = max(20, min(BLIND_IMAGES, _BLIND_VALUES // int(np.prod(transform.shape))))
     drawn = _draw(split, most, seed)
     batches = drawn.map(lambda side: next(data.batches(source, len(side), transform, indices=side)))
-    sides, pictures = (batches.map(lambda batch: batch.index[batch.mask]), batches.map(lambda b: b.images[b.mask]))
+    sides = batches.map(lambda batch: batch.index[batch.mask])
+    pictures = batches.map(lambda batch: batch.images[batch.mask])
     what = "whether members and held-out images differ without the model"
     return _fit(evidence.blind_baseline, pictures, sides, groups, seed, what)
 

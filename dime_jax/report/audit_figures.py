@@ -286,7 +286,8 @@ def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigu
         if row.p_before is not None and row.p_after is not None:
             color, order = (ACCENT, 3) if row.flagged_before else (MUTED, 2)
             axes.plot([0, 1], [row.p_before, row.p_after], "o-", color=color, lw=0.9, ms=3, alpha=0.8, zorder=order)
-            numbers += [[row.id, f"{row.p_before:.3g}", f"{row.p_after:.3g}"]] if place < _MOST_LISTED else []
+            if place < _MOST_LISTED:
+                numbers.append([row.id, f"{row.p_before:.3g}", f"{row.p_after:.3g}"])
     if p_cutoff > 0:
         axes.axhline(p_cutoff, color=INK, lw=0.8, ls=(0, (4, 2)))
         _note(axes, "frozen cutoff", (0.5, p_cutoff), "center", INK)
@@ -323,7 +324,7 @@ def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
 def _note(
     axes: Axes, text: str, place: tuple[float, float], align: str = "left", color: str = MUTED, right: int = 0
 ) -> None:
-    """Write a few small words just above a point, and so many points to the right of it."""
+    """Write a few small words 3 points above a place and `right` points to its right."""
     axes.annotate(text, place, (right, 3), ha=align, color=color, size=6.5, textcoords="offset points")
 
 
