@@ -41,6 +41,15 @@ def check_at_least(value: ArrayLike, bound: float, name: str) -> None:
         raise ValueError(f"{name} must be >= {bound}, got {_show(value)}")
 
 
+def check_unit(value: ArrayLike, name: str, ends: str = "()") -> None:
+    """Require numbers between 0 and 1: strictly, or with the ends that have a square bracket, as in "[)"."""
+    array = np.asarray(value)
+    low = array >= 0 if ends[0] == "[" else array > 0
+    high = array <= 1 if ends[1] == "]" else array < 1
+    if not np.all(low & high):
+        raise ValueError(f"{name} must be in {ends[0]}0, 1{ends[1]}, got {_show(value)}")
+
+
 def check_shape(array: ArrayLike, shape: Sequence[int | None], name: str) -> None:
     """Require the given shape; None stands for any size."""
     actual = np.shape(array)

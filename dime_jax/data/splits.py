@@ -203,8 +203,7 @@ def halves(
       calibration_share: of the members, and of the held-out images, that go to the calibration half, with mode "by_id".
     """
     validate.check_choice(mode, MODES, "mode")
-    if not 0 < calibration_share < 1:
-        raise ValueError(f"expected 0 < calibration_share < 1, got {calibration_share}")
+    validate.check_unit(calibration_share, "calibration_share")
     if mode == "as_published":
         if calibration_share != 0.5:
             raise ValueError(f"calibration_share must be 0.5 with mode as_published, got {calibration_share}")

@@ -29,12 +29,6 @@ def one_dimensional(values: npt.ArrayLike, name: str) -> np.ndarray:
     return array
 
 
-def fraction(value: float, name: str) -> None:
-    """Require 0 < value < 1."""
-    if not 0 < value < 1:
-        raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
-
-
 def group_index(groups: npt.ArrayLike | None, n: int, name: str) -> np.ndarray:
     """Group numbers 0, 1, ... of n images from any labels; None, or the label -1, makes an image a group of its own."""
     if groups is None:

@@ -514,9 +514,8 @@ def _check_scores(
 
 def _check_levels(fprs: Iterable[float], confidence: float) -> list[float]:
     """The asked FPRs as floats in [0, 1); confidence must be inside (0, 1)."""
-    _checks.fraction(confidence, "confidence")
+    validate.check_unit(confidence, "confidence")
     fprs = [float(fpr) for fpr in fprs]
     for fpr in fprs:
-        if not 0 <= fpr < 1:
-            raise ValueError(f"expected 0 <= fpr < 1, got fpr={fpr}")
+        validate.check_unit(fpr, "fpr", "[)")
     return fprs

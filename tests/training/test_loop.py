@@ -201,7 +201,7 @@ def test_a_model_from_elsewhere_is_not_overwritten(tmp_path):
         ({"steps": 0}, "steps must be >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
-        ({"ema_decay": 1.0}, "expected 0 <= ema_decay < 1"),
+        ({"ema_decay": 1.0}, r"ema_decay must be in \[0, 1\), got 1.0"),
         ({"compute_dtype": "float16"}, "unknown compute_dtype 'float16'"),
     ],
 )
