@@ -1,7 +1,7 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
 from checkpoints_convert import mapping
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_facts, file_checkpoint
 from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
@@ -51,7 +51,7 @@ def naming(spec: DdpmUnetSpec) -> Naming:
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
     spec = infer_spec(weights.state)
-    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
+    return file_checkpoint(weights, options, spec, naming(spec), ddpm_facts(weights, spec, _CODE))
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:

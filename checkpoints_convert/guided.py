@@ -7,7 +7,15 @@ their shapes (`PRESETS`, from the repository's README), others come with their c
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
+from checkpoints_convert.checkpoint import (
+    Checkpoint,
+    Dialect,
+    Facts,
+    Known,
+    by_convention,
+    file_checkpoint,
+    stored_schedule,
+)
 from checkpoints_convert.config_keys import ConfigKeys, read_keys
 from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
 from checkpoints_convert.options import ConversionOptions
@@ -79,10 +87,10 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
             network = setting_from_flags(read_json(flags_file))
         how = flags_file.name
         schedule = by_convention(network.schedule, _CODE)
-    image_size, schedule = Known((network.image_size, network.image_size), how), stored_schedule(weights) or schedule
-    prediction = by_convention("epsilon", _CODE)
+    size = Known((network.image_size, network.image_size), how)
+    facts = Facts(size, stored_schedule(weights) or schedule, by_convention("epsilon", _CODE))
     spec = network.architecture
-    return file_checkpoint(weights, options, spec, naming(spec), image_size, schedule, prediction, setting=network.name)
+    return file_checkpoint(weights, options, spec, naming(spec), facts, network.name)
 
 
 # Constructor arguments of UNetModel, with its defaults.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from dime_jax import models
 from dime_jax._util.typing import PyTree
@@ -113,16 +114,16 @@ def to_variables(
       ValueError: naming every missing, extra, mis-shaped, non-numeric or non-finite tensor.
     """
     problems = _structure_problems(state, table)
-    variables: dict[str, PyTree] = {}
+    variables: dict[tuple[str, ...], np.ndarray] = {}
     for entry in track(table) if not problems else []:
         array = _to_ours(state[entry.tensor], entry.layout)
         bad = array.size - np.count_nonzero(np.isfinite(array))
         if bad:
             problems.append(f"{entry.tensor}: {bad} of {array.size} values NaN or infinite")
-        _set(variables, entry.path, array)
+        variables[entry.path] = array
     if problems:
         raise ValueError(f"{len(problems)} bad tensors: " + "; ".join(problems))
-    return variables
+    return traverse_util.unflatten_dict(variables)
 
 
 def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
@@ -157,9 +158,9 @@ def _release(view: object) -> None:
 
 def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray]:
     """The checkpoint's tensors by name: the inverse of `to_variables`."""
-    state = {}
+    state, arrays = {}, traverse_util.flatten_dict(variables)
     for entry in table:
-        array = np.asarray(_get(variables, entry.path))
+        array = np.asarray(arrays[entry.path])
         if entry.layout.axes is not None:
             array = array.transpose(np.argsort(entry.layout.axes))
         state[entry.tensor] = np.ascontiguousarray(array.reshape(entry.tensor_shape))
@@ -197,18 +198,6 @@ def block_names(way: str, level: int, blocks: Iterable[str], attentions: Iterabl
     return names
 
 
-def _set(tree: dict[str, PyTree], path: tuple[str, ...], value: np.ndarray) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
-
-
-def _get(tree: PyTree, path: tuple[str, ...]) -> PyTree:
-    for name in path:
-        tree = tree[name]
-    return tree
-
-
 class Level(NamedTuple):
     """The residual blocks of one level on the way down, and whether the level has attention, as read off the names."""
 
@@ -228,7 +217,8 @@ def infer_ddpm_spec(
       base: has what the dialect fixes.
     """
     names = naming.modules
-    parts = [f"{naming.parts[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
+    biases = [f"{naming.parts[part]}.bias" for part in ("conv_1", "time_dense", "norm_2", "conv_2")]
+    parts = [*biases, f"{naming.parts['norm_2']}.weight"]
     return dataclasses.replace(
         base,
         image_channels=width_of(state, [(f"{names['conv_out']}.bias", 0), (f"{names['conv_in']}.weight", 1)]),
@@ -241,15 +231,6 @@ def infer_ddpm_spec(
         num_res_blocks=max(len(level.blocks) for level in levels),
         attention_levels=tuple(index for index, level in enumerate(levels) if level.attention),
     )
-
-
-_WIDTH_OF_A_BLOCK = (
-    ("conv_1", "bias"),
-    ("time_dense", "bias"),
-    ("norm_2", "weight"),
-    ("norm_2", "bias"),
-    ("conv_2", "bias"),
-)
 
 
 def width_of(state: StateDict, candidates: Sequence[tuple[str, int]]) -> int:
