@@ -15,9 +15,7 @@ from checkpoints_convert.unsupported import refuse_unsupported
 from checkpoints_convert.weights_file import about
 
 CONVERTER_VERSION = 2
-DIALECTS = {
-    dialect.name: dialect for dialect in (secmi.DIALECT, ddim.DIALECT, diffusers.DIALECT, guided.DIALECT, dit.DIALECT)
-}
+DIALECTS = {module.DIALECT.name: module.DIALECT for module in (secmi, ddim, diffusers, guided, dit)}
 
 
 def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: tuple[Lora, ...] = ()) -> Checkpoint:

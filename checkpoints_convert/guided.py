@@ -200,16 +200,7 @@ def _preset(
 def presets() -> dict[str, GuidedNetwork]:
     """The published models, by size; `256x256_uncond` is also LSUN's."""
     settings = (
-        _preset(
-            "64x64",
-            64,
-            192,
-            (1, 2, 3, 4),
-            schedule="cosine",
-            num_res_blocks=3,
-            dropout=0.1,
-            use_new_attention_order=True,
-        ),
+        _preset("64x64", 64, 192, (1, 2, 3, 4), "cosine", num_res_blocks=3, dropout=0.1, use_new_attention_order=True),
         _preset("128x128", 128, 256, (1, 1, 2, 3, 4), num_heads=4, num_head_channels=-1),
         _preset("256x256", 256, 256, (1, 1, 2, 2, 4, 4)),
         _preset("256x256_uncond", 256, 256, (1, 1, 2, 2, 4, 4), num_classes=None),

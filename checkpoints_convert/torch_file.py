@@ -322,9 +322,7 @@ class _Assembly:
                 nodes += node.nodes
                 levels = max(levels, node.levels + 1)
         if nodes > MAX_NODES or levels > MAX_DEPTH:
-            raise CheckpointError(
-                f"more than {MAX_NODES} nodes or {MAX_DEPTH} levels, counting what is shared each time"
-            )
+            raise CheckpointError(f"more than {MAX_NODES} nodes or {MAX_DEPTH} levels, shared ones counted each time")
         return _Node(items, nodes, levels)
 
 

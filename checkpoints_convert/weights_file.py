@@ -130,9 +130,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
     """
     sets = find_sets(contents)
     if not sets:
-        raise ValueError(
-            f"no weights: expected tensors by name, or a dict that holds such a dict, got {_held(contents)}"
-        )
+        raise ValueError(f"no weights: expected tensors by name, or a dict that holds these, got {_held(contents)}")
     chosen = _chosen(sets, wanted, _unreadable_ema(contents, sets))
     which = "ema" if chosen.is_ema else "only" if len(sets) == 1 else "raw"
     others = [other.key for other in sets if other is not chosen]
@@ -205,9 +203,8 @@ def _split(key: str, state: StateDict) -> Iterator[WeightSet]:
         return
     rest = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in averages}
     for prefix in averages:
-        ema: StateDict = {
-            name.partition(".")[2]: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")
-        }
+        own = [name for name in state if name.startswith(f"{prefix}.")]
+        ema: StateDict = {name.partition(".")[2]: state[name] for name in own}
         if not any("." in name for name in ema):
             ema = _with_dots(prefix, ema, rest)
         *_, (ema, ema_buffers) = _unwrapped(ema)
@@ -247,9 +244,7 @@ def _with_dots(prefix: str, ema: StateDict, network: StateDict) -> StateDict:
         names = {name.replace(".", ""): name for name in state}
         if len(names) == len(state) and ema.keys() <= names.keys():
             return {names[name]: tensor for name, tensor in ema.items()}
-    raise ValueError(
-        f"the EMA weights {prefix}.* have names without dots, which no other weights in the file explain one to one"
-    )
+    raise ValueError(f"the EMA weights {prefix}.* have names without dots, which no other weights explain one to one")
 
 
 def _says_ema(key: str) -> bool:

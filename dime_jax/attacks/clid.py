@@ -10,7 +10,7 @@ from jax import Array
 from dime_jax._util.typing import PyTree
 from dime_jax.attacks.base import Attack, Reading, Recipe, Setting
 from dime_jax.attacks.calls import Answer, Arrays, AtNoise, Mask, Query, masked
-from dime_jax.attacks.rules import TermPair, Terms, Weights
+from dime_jax.attacks.rules import Rule, TermPair, Terms, Weights
 from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.core.schedule import NoiseSchedule
 
@@ -41,14 +41,13 @@ class Told(AtNoise):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blend:
+class Blend(Rule):
     """1 - a and a for two standardised terms, a = 0, 0.05, …, 1.
 
     CLiD scales by median and quartiles; that is another unit for a, and calibration chooses a.
     """
 
     standardize: bool = True
-    fitted: bool = False
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """One pair for each a."""

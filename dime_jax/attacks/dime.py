@@ -251,10 +251,8 @@ def central(setting: Setting) -> Recipe:
     """B̂² and V̂ by central differences."""
     probes = _probes(setting)
     mirrors = [Mirror(probe.t, probe.gamma, probe.index) for probe in probes]
-    readings = [
-        *(Reading(call, "norm") for call in (*probes, *mirrors)),
-        *(Reading(mirror, "trace") for mirror in mirrors),
-    ]
+    norms = [Reading(call, "norm") for call in (*probes, *mirrors)]
+    readings = [*norms, *(Reading(mirror, "trace") for mirror in mirrors)]
 
     def assemble(r: Terms) -> Terms:
         plus, minus, trace = r.reshape(3, len(probes), -1)

@@ -37,8 +37,9 @@ with a model that knows little about these images beyond the means of their pixe
 which is too close.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -131,14 +132,11 @@ class DenoiserCheck:
     @property
     def _figure(self) -> str:
         """The worst of middle and high t in words."""
-        high = [(np.inf if e is None else e, t) for t, e, limit in self._rows() if limit is not None]
-        error, t = max(high)
+        rows = zip(self.timesteps, self.errors, self.limits)
+        error, t = max((np.inf if e is None else e, t) for t, e, limit in rows if limit is not None)
         if not np.isfinite(error):
             return f"at t = {t} it returns values that are not finite"
         return f"at t = {t} its squared error is {error:.2f} times that of predicting zero"
-
-    def _rows(self) -> Iterator[tuple[int, float | None, float | None]]:
-        return zip(self.timesteps, self.errors, self.limits)
 
     def to_json(self) -> Mapping[str, object]:
         """For results.json: the attributes, and `passed` and `summary`."""
@@ -352,10 +350,7 @@ def _free(denoiser: Denoiser) -> list[_Question]:
         ),
         "return the score s, not noise, which is -σ s": lambda score, x_t, sqrt_abar, sigma: -sigma * score,
     }
-    return [
-        _Question("prediction", seems_to, denoiser, denoiser.schedule, noise=noise)
-        for seems_to, noise in readings.items()
-    ]
+    return [_Question("prediction", name, denoiser, denoiser.schedule, noise=noise) for name, noise in readings.items()]
 
 
 def _costly(denoiser: Denoiser) -> list[_Question]:
@@ -417,10 +412,7 @@ def _pictures(denoiser: Denoiser) -> list[_Question]:
 
 
 def _changed(denoiser: Denoiser, seems_to: str, change: _Change) -> _Question:
-    def noise(eps: Array, x_t: Array, sqrt_abar: float, sigma: float) -> Array:
-        return change(eps)
-
-    return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=noise)
+    return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=lambda eps, *_: change(eps))
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
@@ -428,17 +420,8 @@ def _channels_first(denoiser: Denoiser) -> list[_Question]:
     if len(denoiser.shape) != 3 or denoiser.requests is not None:
         return []
     height, width, channels = denoiser.shape
-    turned = Denoiser(
-        denoiser.apply,
-        denoiser.params,
-        denoiser.schedule,
-        (channels, height, width),
-        num_classes=denoiser.num_classes,
-        condition_shape=denoiser.condition_shape,
-        name=denoiser.name,
-        traceable=denoiser.traceable,
-    )
-    turned.queries = denoiser.queries
+    turned = copy.copy(denoiser)  # which counts its queries with those of the original
+    turned.shape = turned.image_shape = (channels, height, width)
     question = _Question(
         "layout",
         "expect channels first, [B, C, H, W]",

@@ -56,18 +56,10 @@ class LatentDenoiser(Denoiser):
 
     def describe_use(self) -> str:
         """In words, how it is asked."""
-        latents = {
-            "mean": "the mean of the autoencoder's posterior",
-            "sample": "a sample of the autoencoder's posterior",
-        }
-        counted = {
-            "none": "all their coordinates count",
-            "pullback": "the 60 % of them that the decoder shows most count",
-        }
-        return (
-            f"latents: {latents[self._options.latent]}; {counted[self._options.latent_weighting]}; "
-            "no classifier-free guidance"
-        )
+        latents = {"mean": "the mean", "sample": "a sample"}[self._options.latent]
+        most_visible = "the 60 % of them that the decoder shows most count"
+        counted = {"none": "all their coordinates count", "pullback": most_visible}[self._options.latent_weighting]
+        return f"latents: {latents} of the autoencoder's posterior; {counted}; no classifier-free guidance"
 
     @property
     def takes_text(self) -> bool:

@@ -112,9 +112,7 @@ def _hosted(url: str, how: ConversionOptions, use: UseOptions, remote: RemoteOpt
     denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
     opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
     if denoiser.contract.latents:
-        raise ValueError(
-            f"{denoiser.name} takes latents: expected a model of images, which can be asked about pictures"
-        )
+        raise ValueError(f"{denoiser.name} takes latents: expected a model that takes images")
     given = {**how.given(), **use.given()}
     return _needs_no_conversion(opened, {name: value for name, value in given.items() if name not in facts})
 
@@ -181,9 +179,6 @@ def _load(directory: Path, use: UseOptions) -> Denoiser:
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
     if given:
-        options = " and ".join(f"--{name}" for name in given)
-        verb = "applies" if len(given) == 1 else "apply"
-        raise ValueError(
-            f"{options} {verb} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}"
-        )
+        options = " and ".join(f"--{name}" for name in given) + (" applies" if len(given) == 1 else " apply")
+        raise ValueError(f"{options} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}")
     return opened

@@ -108,9 +108,7 @@ class ModelSpec:
         self._check_text()
         steps = self.denoiser.time_table_steps
         if steps is not None and steps < self.schedule.num_steps:
-            raise ValueError(
-                f"expected a time table of at least {self.schedule.num_steps} steps (the schedule's), got {steps}"
-            )
+            raise ValueError(f"the time table must have the schedule's {self.schedule.num_steps} steps, got {steps}")
 
     def _check_channels(self) -> None:
         channels = self.denoiser.x_shape[2]

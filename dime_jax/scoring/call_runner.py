@@ -89,9 +89,7 @@ def whole_program(apply: ApplyFn, template: WholeTemplate, sharding: NamedShardi
             return template(*arguments).ask(_eps_fn(apply, params, condition), schedule, x, draws.Draws(key, ids))
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"attack {template.attack!r} says that it is traceable, and cannot be compiled: {reason}"
-            ) from error
+            raise ValueError(f"attack {template.attack!r} is not traceable, as it says it is: {reason}") from error
 
     return jax.jit(run, out_shardings=sharding, compiler_options=network_options())
 
@@ -198,11 +196,8 @@ class CallRunner:
         def debit(part: slice) -> None:
             self._ledger.debit(rows[part])
 
-        def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
-            answer = ask_in_requests(self._denoiser, x, t, condition, debit=debit, retry=self._retry, say=self._say)
-            return jnp.asarray(answer)
-
-        return eps_fn
+        ask = functools.partial(ask_in_requests, self._denoiser, debit=debit, retry=self._retry, say=self._say)
+        return lambda x, t: jnp.asarray(ask(x, t, condition))
 
 
 def _spread(values: Array, usable: np.ndarray) -> np.ndarray:

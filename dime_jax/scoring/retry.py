@@ -1,11 +1,10 @@
 """Retries, for models that are plain functions and fail now and then, as hosted ones do."""
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
-
-import tenacity
 
 from dime_jax.scoring.query_ledger import LedgerUnwritable
 
@@ -57,33 +56,32 @@ def with_retries(
       stop: once set, waits end and nothing is retried.
     """
 
-    def say_so(state: tenacity.RetryCallState) -> None:
-        assert state.outcome is not None
-        assert state.next_action is not None
-        error = state.outcome.exception()
-        say(f"waiting {state.next_action.sleep:.1f} s, the model failed: {error!r}")
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        assert state.outcome is not None
-        error = state.outcome.exception()
-        if isinstance(error, TryLater) and error.seconds is not None:
-            return error.seconds
-        longest = min(retry.longest_wait, retry.first_wait * 2.0 ** (state.attempt_number - 1))
-        return random.uniform(longest / 2, longest)
-
     stopped = stop or threading.Event()
-    return tenacity.retry(
-        retry=tenacity.retry_if_exception(_may_help),
-        stop=tenacity.stop_after_attempt(retry.attempts) | tenacity.stop_when_event_set(stopped),
-        wait=wait,
-        sleep=tenacity.sleep_using_event(stopped),
-        before_sleep=say_so,
-        reraise=True,
-    )(ask)
+
+    def with_waits(*args: P.args, **kwargs: P.kwargs) -> T:
+        for attempt in itertools.count(1):
+            try:
+                return ask(*args, **kwargs)
+            except Exception as error:
+                if attempt >= retry.attempts or stopped.is_set() or not _may_help(error):
+                    raise
+                seconds = _wait(error, attempt, retry)
+                say(f"waiting {seconds:.1f} s, the model failed: {error!r}")
+            stopped.wait(seconds)
+        raise AssertionError("the last attempt returns or raises")
+
+    return with_waits
 
 
-def _may_help(error: BaseException) -> bool:
+def _wait(error: Exception, attempt: int, retry: Retry) -> float:
+    if isinstance(error, TryLater) and error.seconds is not None:
+        return error.seconds
+    longest = min(retry.longest_wait, retry.first_wait * 2.0 ** (attempt - 1))
+    return random.uniform(longest / 2, longest)
+
+
+def _may_help(error: Exception) -> bool:
     """Return whether a retry may help: not if our input or our disk is at fault, or the wait exceeds an hour."""
     if isinstance(error, TryLater) and error.seconds is not None and error.seconds > LONGEST_PAUSE:
         return False
-    return isinstance(error, Exception) and not isinstance(error, ValueError | TypeError | LedgerUnwritable)
+    return not isinstance(error, ValueError | TypeError | LedgerUnwritable)

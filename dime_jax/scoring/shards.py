@@ -45,9 +45,8 @@ class ShardWriter:
         self._shards = directory / "shards"
         self._shards.mkdir(exist_ok=True)
         self._process = process
-        self._number = 1 + max(
-            (int(p.stem.split("-")[1]) for p in self._shards.glob(f"{process}-*.parquet")), default=-1
-        )
+        numbers = [int(path.stem.split("-")[1]) for path in self._shards.glob(f"{process}-*.parquet")]
+        self._number = 1 + max(numbers, default=-1)
         self._rows: list[Rows] = []
         self._list = self._shards / f"{process}.json"
         named = dict(digests.read(self._list).digests) if self._list.exists() else {}

@@ -120,13 +120,12 @@ def refuse_unanswered(status: np.ndarray, counted: np.ndarray, unreadable: Mappi
       unreadable: why images of this process could not be read, by id.
     """
     worst = status.max(axis=0)[counted]
-    counts = {
-        what: int(np.sum(worst == code)) for what, code in (("not finite", NOT_FINITE), ("unreadable", UNREADABLE))
-    }
+    kinds = {"not finite": NOT_FINITE, "unreadable": UNREADABLE}
+    counts = {what: int(np.sum(worst == code)) for what, code in kinds.items()}
 
     def why() -> str:
-        kinds = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        found = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
         example = f", such as {next(iter(unreadable.items()))}" if unreadable else ""
-        return f" so far ({kinds}{example}); stopped"
+        return f" so far ({found}{example}); stopped"
 
     refuse_too_many(sum(counts.values()), len(counted), "images without an answer", why)

@@ -92,9 +92,8 @@ def draw_loss(directory: pathlib.Path) -> None:
     lines = read_records(directory)
     with figures.style():
         figure, axes = figures.new_figure(1, 1, height=2.4, width=figures.DOUBLE_COLUMN / 2)
-        axes[0, 0].plot(
-            [line["step"] for line in lines], [line["loss"] for line in lines], color=figures.SERIES[0].color
-        )
+        steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
+        axes[0, 0].plot(steps, losses, color=figures.SERIES[0].color)
         axes[0, 0].set(xlabel="updates", ylabel="mean squared error", yscale="log")
         figure.savefig(directory / "loss.png")
 

@@ -213,7 +213,7 @@ def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
         dj.open_model(FOLDER, cache=tmp_path, lora=["nowhere"])
     with pytest.raises(ValueError, match="--latent applies only to latent models; digits takes images"):
         dj.open_model("digits", cache=tmp_path, latent="sample")
-    with pytest.raises(ValueError, match="expected one --lora_scale for each --lora, got 1 for 2"):
+    with pytest.raises(ValueError, match="give one --lora_scale for each --lora, got 1 for 2"):
         dj.open_model(FOLDER, lora=["a", "b"], lora_scale=[1.0])
 
 
