@@ -189,7 +189,9 @@ def _check_names(names: list[str]) -> str:
     """Require the entries that `torch.save` writes, and return their common folder."""
     roots = {name.partition("/")[0] for name in names}
     if len(roots) != 1:
-        raise CheckpointError(f"expected one top folder in the archive, got {len(roots)}: {_listing(roots)}")
+        raise CheckpointError(
+            f"expected one top folder in the archive, got {len(roots)}: {shorten(', '.join(sorted(roots)[:5]))}"
+        )
     root = roots.pop() + "/"
     for full_name, count in Counter(names).items():
         where = f"entry {shorten(full_name)!r} in the archive"
@@ -348,7 +350,3 @@ def _view(tensor: Tensor, storage_bytes: np.ndarray) -> np.ndarray:
         raise CheckpointError(f"{where}: reaches element {last} of {stored}")
     strides = [stride * itemsize for stride in tensor.strides]
     return np.ndarray(tensor.shape, tensor.dtype, storage_bytes.data, tensor.offset * itemsize, strides)
-
-
-def _listing(names: Collection[str]) -> str:
-    return shorten(", ".join(sorted(names)[:5]))

@@ -155,8 +155,7 @@ def _open_tokenizer(model: StoredModel, text: ClipTextSpec) -> ClipTokenizer:
 def _held(variables: PyTree, hold: str) -> PyTree:
     dtype = jnp.dtype(hold)
     held = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else jnp.asarray(leaf, dtype), variables)
-    finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)) if hold == "float16" else True
-    if not finite:
+    if hold == "float16" and not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)):
         raise ValueError("expected weights that float16 can hold, got larger ones: hold them in bfloat16 or float32")
     return held
 

@@ -166,15 +166,7 @@ def _load(directory: Path, use: UseOptions) -> Denoiser:
     given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
     if given:
         raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
-    return Denoiser(
-        models.denoise(model.spec),
-        model.variables,
-        model.spec.schedule.build(),
-        model.spec.image_shape,
-        num_classes=model.spec.num_classes,
-        fingerprint=model.fingerprint,
-        name=model.name,
-    )
+    return models.image_denoiser(model.spec, model.variables, fingerprint=model.fingerprint, name=model.name)
 
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:

@@ -63,10 +63,5 @@ class Attention(UnetAttention):
 class DdpmUnet(Unet):
     """The DDPM U-Net. A stored time table is in the collection "constants"; everything trainable is in "params"."""
 
-    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
-        """See `ResBlock`."""
-        return self._block(ResBlock, name, channels=channels)(h, embedding, train)
-
-    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
-        """See `Attention`."""
-        return self._block(Attention, name)(h)
+    residual = ResBlock
+    self_attention = Attention

@@ -82,15 +82,10 @@ class GuidedAttention(UnetAttention):
 class GuidedUnet(Unet):
     """The Guided Diffusion U-Net."""
 
+    residual = GuidedBlock
+    self_attention = GuidedAttention
+
     spec: GuidedUnetSpec
-
-    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
-        """See `GuidedBlock`."""
-        return self._block(GuidedBlock, name, channels=channels)(h, embedding, train)
-
-    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
-        """See `GuidedAttention`."""
-        return self._block(GuidedAttention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that halves, or a stride-2 convolution."""

@@ -108,7 +108,7 @@ class ModelSpec:
         self._check_text()
         steps = self.denoiser.time_table_steps
         if steps is not None and steps < self.schedule.num_steps:
-            raise ValueError(f"the time table must have the schedule's {self.schedule.num_steps} steps, got {steps}")
+            raise ValueError(f"time_table_steps must be >= {self.schedule.num_steps}, the schedule's, got {steps}")
 
     def _check_channels(self) -> None:
         channels = self.denoiser.x_shape[2]
@@ -132,16 +132,14 @@ class ModelSpec:
                 raise ValueError(f"expected an image size of {smallest}, got {size}")
 
     def _check_text(self) -> None:
-        width = self.denoiser.context_channels
-        if width is None:
-            if self.text_encoder is not None:
-                raise ValueError("expected no text_encoder: the network does not take captions")
-        elif self.text_encoder is None:
+        width, encoder = self.denoiser.context_channels, self.text_encoder
+        if width is None and encoder is not None:
+            raise ValueError("expected no text_encoder: the network does not take captions")
+        if width is not None and encoder is None:
             raise ValueError("expected a text_encoder: the network takes captions")
-        elif self.text_encoder.width != width:
+        if encoder is not None and encoder.width != width:
             raise ValueError(
-                f"expected a text_encoder of width {width} (the network's context_channels), "
-                f"got width={self.text_encoder.width}"
+                f"text_encoder must have the network's context_channels={width}, got width={encoder.width}"
             )
 
     @property

@@ -5,6 +5,7 @@ a resampling step and the embedding of t.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -176,10 +177,15 @@ class Unet(nn.Module):
     """A U-Net over NHWC batches; see the subclasses.
 
     Attributes:
+      residual: its residual blocks.
+      self_attention: its attention blocks.
       spec: the architecture.
       dtype: of convolutions and matmuls; parameters, statistics and the output are float32.
       remat: recompute the residual and attention blocks in the backward pass instead of storing their activations.
     """
+
+    residual: ClassVar[type[nn.Module]]
+    self_attention: ClassVar[type[nn.Module]]
 
     spec: UnetSpec
     dtype: Dtype = jnp.float32
@@ -255,11 +261,11 @@ class Unet(nn.Module):
 
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
         """A residual block with `channels` output channels."""
-        raise NotImplementedError
+        return self._block(self.residual, name, channels=channels)(h, embedding, train)
 
     def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
         """Attention over positions, added to h."""
-        raise NotImplementedError
+        return self._block(self.self_attention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """Halve height and width by a stride-2 convolution."""

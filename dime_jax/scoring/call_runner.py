@@ -33,8 +33,7 @@ from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.core.xla_options import network_options
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.query_ledger import Ledger
-from dime_jax.scoring.requests import ask_in_requests
-from dime_jax.scoring.retry import Retry
+from dime_jax.scoring.retry import Retry, ask_in_requests
 from dime_jax.scoring.unit_progress import UnitProgress
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ import numpy as np
 
 from dime_jax import __version__, data
 from dime_jax._util import files, validate
-from dime_jax._util.distributed import together
+from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.progress import Progress
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks.base import Whole
@@ -152,27 +152,24 @@ def score(
     counted = index if tolerated is None else np.setdiff1d(index, tolerated)
     placement = choose_placement(denoiser, options.devices)
     request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, placement)
-    first = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
 
         def open_table() -> None:
-            if first:
-                stack.enter_context(files.locked(directory, "score table"))
-                _open_table(request)
-                if options.before_asking is not None:
-                    score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
-                    options.before_asking()
+            stack.enter_context(files.locked(directory, "score table"))
+            _open_table(request)
+            if options.before_asking is not None:
+                score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
+                options.before_asking()
 
         def merge() -> None:
-            if first:
-                score_table.merge(directory, len(plan.units), index)
-                score_table.store_own_terms(directory, jobs)
+            score_table.merge(directory, len(plan.units), index)
+            score_table.store_own_terms(directory, jobs)
 
-        together(open_table)
+        on_first_process(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
         run = together(lambda: _Run(request))
         together(run.finish)
-        together(merge)
+        on_first_process(merge)
     return score_table.read_table(directory)
 
 

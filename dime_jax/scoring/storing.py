@@ -14,7 +14,7 @@ from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Plan, Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
-from dime_jax.scoring.shards import Rows, ShardWriter
+from dime_jax.scoring.shards import ShardWriter, rows_of
 from dime_jax.scoring.unit_progress import StoredProgress, UnitProgress, encode
 
 
@@ -82,7 +82,7 @@ class TableStorage:
         status = np.where(batch.usable, np.where(finite, OK, NOT_FINITE), UNREADABLE)
         real = batch.index >= 0
         rows, ids = batch.index[real], [batch.ids[i] for i in np.flatnonzero(real)]
-        self._writer.add(Rows(unit.number, rows, ids, status[real], readings[:, real]))
+        self._writer.add(rows_of(unit.number, rows, ids, status[real], readings[:, real]))
         self.status[unit.number, rows] = status[real]
         queries = (planned.queries - unit.resumed) * int(batch.usable.sum())
         self._progress.advance(queries, planned.name, measured=unit.at_full_speed)
