@@ -29,6 +29,7 @@ T = TypeVar("T")
 SpecT = TypeVar("SpecT", bound=NetworkSpec)
 
 _BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.")
+_PREFIXES = ("time_embedding.linear_", "conv_in.", *_BLOCKS, "conv_norm_out.", "conv_out.")
 _STABLE_DIFFUSION = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline")
 
 
@@ -218,8 +219,4 @@ def _tokenizer_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
-DIALECT = Dialect(
-    name="diffusers",
-    prefixes=("time_embedding.linear_", "conv_in.", *_BLOCKS, "conv_norm_out.", "conv_out."),
-    open_weights=_open_weights,
-)
+DIALECT = Dialect("diffusers", _PREFIXES, _open_weights)

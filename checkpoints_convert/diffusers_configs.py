@@ -239,10 +239,8 @@ def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
         learned = outputs == 2 * inputs
     if outputs != inputs * (2 if learned else 1):
         expected = f"2 * in_channels = {2 * inputs}" if learned else f"in_channels = {inputs}"
-        raise ValueError(
-            f"cannot honour out_channels={outputs}: expected {expected}, as its variance is "
-            f"{'learned' if learned else 'not learned'}"
-        )
+        why = f"as its variance is {'learned' if learned else 'not learned'}"
+        raise ValueError(f"cannot honour out_channels={outputs}: expected {expected}, {why}")
     return learned
 
 

@@ -81,8 +81,4 @@ def infer_spec(state: StateDict) -> DitSpec:
     )
 
 
-DIALECT = Dialect(
-    name="dit",
-    prefixes=("x_embedder.", "t_embedder.", "y_embedder.", "blocks.", "final_layer."),
-    open_weights=open_weights,
-)
+DIALECT = Dialect("dit", ("x_embedder.", "t_embedder.", "y_embedder.", "blocks.", "final_layer."), open_weights)

@@ -17,7 +17,16 @@ from checkpoints_convert.checkpoint import (
     stored_schedule,
 )
 from checkpoints_convert.config_keys import ConfigKeys, read_keys
-from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
+from checkpoints_convert.mapping import (
+    SHORTCUT,
+    Naming,
+    StateDict,
+    block_names,
+    block_parts,
+    numbered,
+    trunk_names,
+    width_of,
+)
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._util.files import read_json
@@ -26,34 +35,17 @@ from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
 
 _CODE = "guided-diffusion"
-
-
 _PARTS = {
-    "norm_1": "in_layers.0",
-    "conv_1": "in_layers.2",
-    "time_dense": "emb_layers.1",
-    "norm_2": "out_layers.0",
-    "conv_2": "out_layers.3",
-    "shortcut": "skip_connection",
-    "norm": "norm",
-    "qkv": "qkv",
-    "out": "proj_out",
+    **block_parts("in_layers.0", "in_layers.2", "emb_layers.1", "out_layers.0", "out_layers.3", "skip_connection"),
+    **{"norm": "norm", "qkv": "qkv", "out": "proj_out"},
 }
+_PREFIXES = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out.")
 
 
 def naming(spec: GuidedUnetSpec) -> Naming:
     """Return the names of its modules."""
-    names = {
-        "time_dense_0": "time_embed.0",
-        "time_dense_1": "time_embed.2",
-        "label_embedding": "label_emb",
-        "conv_in": "input_blocks.0.0",
-        "middle_block_0": "middle_block.0",
-        "middle_attention": "middle_block.1",
-        "middle_block_1": "middle_block.2",
-        "norm_out": "out.0",
-        "conv_out": "out.2",
-    }
+    time, middle = ("time_embed.0", "time_embed.2"), ("middle_block.0", "middle_block.1", "middle_block.2")
+    names = trunk_names(time, "input_blocks.0.0", middle, ("out.0", "out.2")) | {"label_embedding": "label_emb"}
     levels = len(spec.level_channels)
     for level in range(levels):
         *down, downsample = numbered("input_blocks", level, spec.num_res_blocks + 1, start=1)
@@ -227,9 +219,4 @@ def recognise(state: StateDict) -> GuidedNetwork:
     )
 
 
-DIALECT = Dialect(
-    name="guided",
-    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
-    open_weights=open_weights,
-    takes_model_flags=True,
-)
+DIALECT = Dialect("guided", _PREFIXES, open_weights, takes_model_flags=True)

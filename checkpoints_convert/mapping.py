@@ -54,6 +54,7 @@ LAYOUTS = {
 SHORTCUT = {"shortcut": "conv1x1"}
 CONVOLVED_ATTENTION = {**SHORTCUT, **dict.fromkeys(("query", "key", "value", "out"), "conv1x1")}
 
+_MIDDLE = ("middle_block_0", "middle_attention", "middle_block_1")
 _LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 
 
@@ -165,6 +166,31 @@ def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray
             array = array.transpose(np.argsort(entry.layout.axes))
         state[entry.tensor] = np.ascontiguousarray(array.reshape(entry.tensor_shape))
     return state
+
+
+def trunk_names(
+    time: tuple[str, str], conv_in: str, middle: tuple[str, str, str], out: tuple[str, str]
+) -> dict[str, str]:
+    """Return the checkpoint's names of what a U-Net has outside its levels.
+
+    Args:
+      time: the two layers of the time MLP.
+      conv_in: the first convolution.
+      middle: the residual block, the attention and the second residual block.
+      out: the last norm and convolution.
+    """
+    steps = ("time_dense_0", "time_dense_1", "conv_in", *_MIDDLE, "norm_out", "conv_out")
+    return dict(zip(steps, (*time, conv_in, *middle, *out), strict=True))
+
+
+def block_parts(*names: str) -> dict[str, str]:
+    """Return the checkpoint's names in a residual block: norm, convolution, time layer, norm, convolution, shortcut."""
+    return dict(zip(("norm_1", "conv_1", "time_dense", "norm_2", "conv_2", "shortcut"), names, strict=True))
+
+
+def attention_parts(*names: str) -> dict[str, str]:
+    """Return the checkpoint's names in an attention block: norm, query, key, value, output."""
+    return dict(zip(("norm", "query", "key", "value", "out"), names, strict=True))
 
 
 def numbered(stem: str, place: int, count: int, start: int = 0) -> list[str]:

@@ -152,10 +152,8 @@ def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -
     if wanted not in (None, "ema", "raw"):
         raise ValueError(f"has no weights {wanted}: expected --weights to be ema, raw or a key of the file, got {keys}")
     if unreadable is not None and not ema:
-        raise ValueError(
-            f"the EMA weights under {unreadable} have no names and cannot be read: "
-            f"expected --weights={raw[0].key} to take the others instead"
-        )
+        instead = f"expected --weights={raw[0].key} to take the others instead"
+        raise ValueError(f"the EMA weights under {unreadable} have no names and cannot be read: {instead}")
     if wanted is not None and len(sets) == 1 and not ema:
         raise ValueError(f"holds one set of weights, not marked as EMA or raw: expected no --weights={wanted}")
     candidates = {"ema": ema, "raw": raw, None: ema or raw}[wanted]

@@ -50,7 +50,8 @@ from dime_jax._util import validate
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.core import draws
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.core.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.models import ScheduleSpec
 from dime_jax.scoring.query_ledger import BudgetExceeded
 
 IMAGES = 16  # as many as the measurements above
@@ -375,13 +376,10 @@ def usual_schedules(num_steps: int) -> dict[str, NoiseSchedule]:
     """The linear, scaled_linear and cosine schedules with as much noise as at 1,000 steps; none below 25 steps."""
     if num_steps < 25:
         return {}
-    start, end = 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
-    betas = {
-        "linear": np.linspace(start, end, num_steps),
-        "scaled_linear": np.linspace(np.sqrt(start), np.sqrt(end), num_steps) ** 2,
-        "cosine": cosine_betas(num_steps),
+    kinds, start, end = ("linear", "scaled_linear", "cosine"), 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
+    return {
+        kind: ScheduleSpec(kind=kind, num_steps=num_steps, beta_start=start, beta_end=end).build() for kind in kinds
     }
-    return {name: schedule_from_betas(values) for name, values in betas.items()}
 
 
 def _scales(denoiser: Denoiser) -> list[_Question]:

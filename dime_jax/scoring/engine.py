@@ -210,13 +210,9 @@ class _Run:
         writer = ShardWriter(directory, process)
         self.progress = Progress(int(needed[self.mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
         self.ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
+        say = self.progress.say
         self.runner = CallRunner(
-            request.denoiser,
-            request.placement,
-            self.ledger,
-            seed=request.seed,
-            retry=options.retry,
-            say=self.progress.say,
+            request.denoiser, request.placement, self.ledger, seed=request.seed, retry=options.retry, say=say
         )
         self.storage = TableStorage(plan, status, writer, self.ledger, self.progress, options.shard_seconds, partials)
         self.images = Images(request.source, request.transform)

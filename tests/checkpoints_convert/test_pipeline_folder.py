@@ -228,7 +228,7 @@ def test_index_and_shards_disagree(folder):
     first = contents["weight_map"]["conv_in.weight"]
     for changes, message in [
         ({"conv_in.weight": "absent.safetensors"}, "names the shard absent.safetensors, which is not there"),
-        ({"more.weight": first}, "not so more.weight"),
+        ({"more.weight": first}, "which differ in more.weight"),
     ]:
         index.write_text(json.dumps({"weight_map": contents["weight_map"] | changes}))
         refused(folder, message)

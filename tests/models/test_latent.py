@@ -191,7 +191,7 @@ def test_attention_memory_is_bounded():
     ("spec", "fields", "message"),
     [
         (ConditionalUnetSpec, {"level_channels": (320, 630)}, "divisible by norm_groups=32"),
-        (ConditionalUnetSpec, {"level_channels": 320}, "level_channels to be a list"),
+        (ConditionalUnetSpec, {"level_channels": 320}, "level_channels must be a list"),
         (ConditionalUnetSpec, {"level_heads": (8, 8)}, "one of level_heads for each of 4 levels"),
         (ConditionalUnetSpec, {"level_heads": (7, 8, 8, 8)}, "320 and 7"),
         (ConditionalUnetSpec, {"attention_levels": (4,)}, r"attention_levels to be an integer in \[0, 3\]"),
