@@ -72,16 +72,10 @@ _OLD_TEXT = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "ou
 # Keys of adapter_config.json that change the update, with the only values that mean what is computed here.
 _CONFIG_FIXED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA", None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
     "bias": ("none", None),
-    "lora_bias": (False, None),
     "modules_to_save": (None, []),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "megatron_config": (None,),
-    "use_qalora": (False, None),
-    "use_bdlora": (None, False),
+    **dict.fromkeys(("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"), (False, None)),
+    **dict.fromkeys(("layer_replication", "trainable_token_indices", "megatron_config"), (None,)),
     "alora_invocation_tokens": (None,),
 }
 

@@ -15,7 +15,6 @@ import functools
 import os
 import pathlib
 import weakref
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -109,19 +108,15 @@ def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
     noise = _recall(directory, fingerprint).noise
     if noise <= TOLERANCE:
         return []
-    divided, remain = _by_differences(attack_names([OWN]))
+    names = attack_names([OWN])
+    readings = {name: planning.grid_jobs([name], "quick")[0].recipe.readings for name in names}
+    divided = [name for name in names if any(reading.name == TRACE for reading in readings[name])]
+    remain = [name for name in names if name not in divided]
     return [
         f"the model's answers are noisy: two answers to the same question differ by {noise:.1g} of their size. "
         f"{', '.join(divided)} divide a difference of two answers, forward or central, by a small step: what they "
         f"measure is then mostly noise. The attacks that remain: {', '.join(remain)}"
     ]
-
-
-def _by_differences(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The attacks that read a difference of two answers over a small step, and the others."""
-    readings = {name: planning.grid_jobs([name], "quick")[0].recipe.readings for name in names}
-    divided = [name for name in names if any(reading.name == TRACE for reading in readings[name])]
-    return divided, [name for name in names if name not in divided]
 
 
 def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:

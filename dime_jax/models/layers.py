@@ -150,10 +150,12 @@ class GroupNorm(nn.Module):
         return ((x - mean) * gain + bias[None, None, None]).astype(self.dtype)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / √d) v over the positions of one image; all [B, positions, heads, d]."""
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool = False) -> jax.Array:
+    """softmax(q kᵀ / √d) v, all [B, positions, heads, d]; if `causal`, no position sees a later one."""
     size = query.shape[-1]
     logits = jnp.einsum("bqhd,bkhd->bhqk", query * jnp.asarray(size**-0.5, query.dtype), key)
+    if causal:
+        logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool))[None, None], logits, -jnp.inf)
     weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
@@ -200,9 +202,7 @@ def layer_norm(eps: float, name: str, affine: bool = True) -> nn.LayerNorm:
 
 def upsample_nearest(x: jax.Array) -> jax.Array:
     """Repeat every pixel 2×2."""
-    batch, height, width, channels = x.shape
-    x = jnp.broadcast_to(x[:, :, None, :, None, :], (batch, height, 2, width, 2, channels))
-    return x.reshape(batch, 2 * height, 2 * width, channels)
+    return x.repeat(2, axis=1).repeat(2, axis=2)
 
 
 def average_pool(x: jax.Array) -> jax.Array:

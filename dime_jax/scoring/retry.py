@@ -4,7 +4,6 @@ A batch of queries is asked as the model takes it: all at once, or in requests o
 attempt at a request is entered in a ledger before it is sent, and repeated alone where it fails.
 """
 
-import itertools
 import random
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dime_jax._util.typing import Array, PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.scoring.query_ledger import LedgerUnwritable
 
+Say = Callable[[str], object]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -55,9 +55,7 @@ class TryLater(ConnectionError):
         self.seconds = seconds
 
 
-def with_retries(
-    ask: Callable[P, T], retry: Retry, say: Callable[[str], object], stop: threading.Event | None = None
-) -> Callable[P, T]:
+def with_retries(ask: Callable[P, T], retry: Retry, say: Say, stop: threading.Event | None = None) -> Callable[P, T]:
     """Return the same function with retries: it waits and tries again where the model behind it fails.
 
     Args:
@@ -70,7 +68,9 @@ def with_retries(
     stopped = stop or threading.Event()
 
     def with_waits(*args: P.args, **kwargs: P.kwargs) -> T:
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return ask(*args, **kwargs)
             except Exception as error:
@@ -78,8 +78,8 @@ def with_retries(
                     raise
                 seconds = _wait(error, attempt, retry)
                 say(f"waiting {seconds:.1f} s, the model failed: {error!r}")
-            stopped.wait(seconds)
-        raise AssertionError("the last attempt returns or raises")
+                if stopped.wait(seconds):
+                    raise
 
     return with_waits
 
@@ -106,7 +106,7 @@ def ask_in_requests(
     *,
     debit: Callable[[slice], object],
     retry: Retry,
-    say: Callable[[str], object],
+    say: Say,
 ) -> Array:
     """eps(x, t), from a model that may fail now and then.
 
