@@ -68,9 +68,7 @@ def _recognise(state: StateDict) -> Dialect:
 
 
 def _with_loras(checkpoint: Checkpoint, loras: tuple[Lora, ...]) -> Checkpoint:
-    parts = {
-        name: dataclasses.replace(part, loras=loras) if part.name in lora.PARTS else part
-        for name, part in checkpoint.parts.items()
-    }
+    changed = {name: part for name, part in checkpoint.parts.items() if part.name in lora.PARTS}
+    parts = {**checkpoint.parts, **{name: dataclasses.replace(part, loras=loras) for name, part in changed.items()}}
     lines = tuple(f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras)
     return dataclasses.replace(checkpoint, parts=parts, loras=loras, facts=checkpoint.facts + lines)

@@ -160,11 +160,9 @@ def _check_index(index: JsonObject, network: _Network) -> None:
     check_class(index.get("_class_name"), network.pipelines)
     refuse_code(index)
     for part in ("unet", "transformer", "scheduler"):
-        match index.get(part, ["diffusers"]):
-            case ["diffusers", *_]:
-                pass
-            case other:
-                raise ValueError(f"expected {part} from the library 'diffusers', got {str(other)[:60]}")
+        library = index.get(part, ["diffusers"])
+        if not isinstance(library, list) or library[:1] != ["diffusers"]:
+            raise ValueError(f"expected {part} from the library 'diffusers', got {str(library)[:60]}")
 
 
 def _choose_network(folder: Path, weights: str | None) -> tuple[Path, str]:

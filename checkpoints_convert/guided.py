@@ -213,10 +213,8 @@ def recognise(state: StateDict) -> GuidedNetwork:
         has_labels = spec.num_classes is not None
         if (spec.stem_channels, its_depth, has_labels) == (stem, depth, "label_emb.weight" in state):
             return setting
-    raise ValueError(
-        f"none of guided-diffusion's published models ({', '.join(presets())}): "
-        "expected --model_flags with the network's constructor arguments"
-    )
+    names = ", ".join(presets())
+    raise ValueError(f"none of the published networks ({names}): expected --model_flags with the network's arguments")
 
 
 DIALECT = Dialect("guided", _PREFIXES, open_weights, takes_model_flags=True)

@@ -16,6 +16,7 @@ from flax import traverse_util
 
 from dime_jax import models
 from dime_jax._util.typing import PyTree
+from dime_jax.models import DdpmUnetSpec
 
 StateDict = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
@@ -231,9 +232,7 @@ class Level(NamedTuple):
     attention: bool
 
 
-def infer_ddpm_spec(
-    state: StateDict, naming: Naming, levels: list[Level], base: models.DdpmUnetSpec
-) -> models.DdpmUnetSpec:
+def infer_ddpm_spec(state: StateDict, naming: Naming, levels: list[Level], base: DdpmUnetSpec) -> DdpmUnetSpec:
     """The DDPM U-Net that has these levels and the widths of these tensors.
 
     Args:

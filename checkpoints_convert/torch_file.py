@@ -189,9 +189,8 @@ def _check_names(names: list[str]) -> str:
     """Require the entries that `torch.save` writes, and return their common folder."""
     roots = {name.partition("/")[0] for name in names}
     if len(roots) != 1:
-        raise CheckpointError(
-            f"expected one top folder in the archive, got {len(roots)}: {shorten(', '.join(sorted(roots)[:5]))}"
-        )
+        found = ", ".join(sorted(roots)[:5])
+        raise CheckpointError(f"expected one top folder in the archive, got {len(roots)}: {shorten(found)}")
     root = roots.pop() + "/"
     for full_name, count in Counter(names).items():
         where = f"entry {shorten(full_name)!r} in the archive"

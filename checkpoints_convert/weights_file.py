@@ -25,13 +25,7 @@ _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "une
 _LIT_EMA_COUNTERS = {"decay", "num_updates"}
 _LEVELS = 3  # of dicts around a state dict
 
-_SAFETENSORS_DTYPES = {
-    "I64": np.int64,
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-}
+_DTYPES = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def read(file: Path) -> object:
@@ -60,11 +54,11 @@ def _read_safetensors(file: Path) -> StateDict:
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        if info["dtype"] not in _SAFETENSORS_DTYPES:
-            expected = ", ".join(_SAFETENSORS_DTYPES)
+        if info["dtype"] not in _DTYPES:
+            expected = ", ".join(_DTYPES)
             raise CheckpointError(f"{file}: expected {shorten(name)} of type {expected}, got {info['dtype']}")
         first, last = info["data_offsets"]
-        view = data[start + first : start + last].view(_SAFETENSORS_DTYPES[info["dtype"]])
+        view = data[start + first : start + last].view(_DTYPES[info["dtype"]])
         tensors[name] = view.reshape(info["shape"])
     return tensors
 

@@ -188,9 +188,8 @@ def all_answers(setting: Setting) -> Recipe:
 
     def assemble(r: Terms) -> Terms:
         base, image, trace, probes = np.split(r, np.cumsum([BANDS, BANDS, len(indices)]))
-        return np.concatenate(
-            [base, probes.reshape(len(indices), BANDS, -1).mean(axis=0), trace.mean(axis=0)[None], image]
-        )
+        bands = probes.reshape(len(indices), BANDS, -1).mean(axis=0)
+        return np.concatenate([base, bands, trace.mean(axis=0)[None], image])
 
     return Recipe(readings, assemble)
 

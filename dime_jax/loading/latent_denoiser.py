@@ -136,9 +136,7 @@ def describe_memory(spec: ModelSpec, hold: str = "float32") -> str:
     values = models.count_values(models.model_shapes(spec))
     held, read = values * jnp.dtype(hold).itemsize, values * 4
     reading = "" if held == read else f", and {describe_size(read)} more while they are read"
-    return (
-        f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; the images of a call come on top"
-    )
+    return f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; a call's images come on top"
 
 
 def describe_size(count: int) -> str:

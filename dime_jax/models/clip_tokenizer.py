@@ -176,10 +176,8 @@ def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
             raise ValueError(f"expected one number for the token {short(text)}, got {ids.get(text)} and {token.id}")
     for text, number in ids.items():
         if type(number) is not int or not 0 <= number < vocab_size:
-            raise ValueError(
-                f"expected tokens numbered 0 to {vocab_size - 1}, as the text encoder knows {vocab_size}, got "
-                f"{short(str(number))} for {short(text)}"
-            )
+            shown = f"{short(str(number))} for {short(text)}"
+            raise ValueError(f"tokens must be numbered 0 to {vocab_size - 1}, got {shown}")
         if not 0 < len(text) <= _MAX_TOKEN:
             raise ValueError(f"expected tokens of 1 to {_MAX_TOKEN} characters, got {len(text)}")
         _check_unicode(text, "tokens")

@@ -113,11 +113,9 @@ class ModelSpec:
     def _check_channels(self) -> None:
         channels = self.denoiser.x_shape[2]
         if self.autoencoder is not None:
-            if channels != self.autoencoder.latent_channels:
-                raise ValueError(
-                    f"expected a network for latents of {self.autoencoder.latent_channels} channels (the autoencoder's)"
-                    f", got channels={channels}"
-                )
+            latent = self.autoencoder.latent_channels
+            if channels != latent:
+                raise ValueError(f"the network must take the autoencoder's {latent} channels, got {channels}")
             channels = self.autoencoder.image_channels
         if self.image_shape[2] != channels:
             raise ValueError(f"expected images of image_channels={channels}, got {self.image_shape[2]}")
@@ -138,9 +136,7 @@ class ModelSpec:
         if width is not None and encoder is None:
             raise ValueError("expected a text_encoder: the network takes captions")
         if encoder is not None and encoder.width != width:
-            raise ValueError(
-                f"text_encoder must have the network's context_channels={width}, got width={encoder.width}"
-            )
+            raise ValueError(f"text_encoder must have width {width}, as the network's context, got {encoder.width}")
 
     @property
     def _reduction(self) -> int:

@@ -314,15 +314,10 @@ def _calls(plan: Plan) -> Iterator[Call]:
 def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
     for call in _calls(plan):
         if call.condition not in denoiser.conditions:
-            raise ValueError(
-                f"{call} asks under the condition {call.condition!r}, which {denoiser.name} does not offer; expected "
-                f"one of {', '.join(denoiser.conditions)}"
-            )
+            offered = ", ".join(denoiser.conditions)
+            raise ValueError(f"{call} needs the condition {call.condition!r}, {denoiser.name} offers only {offered}")
         if denoiser.mask_fn is not None and isinstance(call, Whole):
-            raise ValueError(
-                f"attack {call.attack} computes its own norms, which cannot be restricted to the mask of "
-                f"{denoiser.name}: expected one that is made of calls, or no --latent_weighting"
-            )
+            raise ValueError(f"attack {call.attack} computes its own norms: no --latent_weighting can be applied")
 
 
 def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) -> None:

@@ -137,10 +137,8 @@ def grid_jobs(
     if not kept:
         offered = (job for attack in chosen for job in _all_jobs(attack, profile, settings))
         cheapest = min(offered, key=lambda job: job.queries)
-        raise ValueError(
-            f"expected at least {cheapest.queries} queries per image, the cost of the cheapest attack asked for "
-            f"({cheapest.attack.name}), got {max(budgets or [most or 0])}"
-        )
+        least, name = cheapest.queries, cheapest.attack.name
+        raise ValueError(f"queries per image must be >= {least}, the cost of {name}, got {max(budgets or [most or 0])}")
     return kept
 
 

@@ -75,10 +75,8 @@ class Ledger:
         """Enter one query about each of these images, or raise BudgetExceeded and enter none; from any thread."""
         with self._lock:
             if self._allowance is not None and self.debited + len(index) > self._allowance:
-                raise BudgetExceeded(
-                    f"the query budget is used up: expected at most {self._allowance} more queries, "
-                    f"{self.debited} were made and {len(index)} more are needed"
-                )
+                rest = self._allowance - self.debited
+                raise BudgetExceeded(f"the query budget is used up: {len(index)} more are needed, {rest} are left")
             images = index[index != NO_IMAGE]
             if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
                 raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")

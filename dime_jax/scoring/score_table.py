@@ -254,11 +254,8 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
 
 
 def _check_same(directory: pathlib.Path, was: JsonObject, now: JsonObject) -> None:
-    differences = [
-        f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
-        for key in {**was, **now}
-        if key != "settings" and was.get(key) != now.get(key)
-    ]
+    changed = [key for key in {**was, **now} if key != "settings" and was.get(key) != now.get(key)]
+    differences = [f"{key} was {was.get(key)!r}, now {now.get(key)!r}" for key in changed]
     before, after = _readings(was), _readings(now)
     if before != after:
         lost, new = sorted(before - after), sorted(after - before)

@@ -239,17 +239,13 @@ def dp_method(recipe: TrainingRecipe, count: int, privacy: Privacy, *, microbatc
     """
     batches = _batches_for(recipe, count, privacy.steps)
     if privacy.delta >= 1 / count:
-        warnings.warn(
-            f"delta={privacy.delta:g} is not below 1/n for n={count} images: publishing one of them would be allowed",
-            stacklevel=2,
-        )
+        reason = "publishing one of them would be allowed"
+        warnings.warn(f"delta={privacy.delta:g} is not below 1/n for n={count} images: {reason}", stacklevel=2)
     z = calibrated_noise(privacy, recipe.batch_size / count)
     if recipe.steps > privacy.steps:
         spent = spent_epsilon(z, recipe.batch_size / count, recipe.steps, privacy.delta)
-        raise ValueError(
-            f"expected steps={recipe.steps} <= {privacy.steps}, for which the budget epsilon={privacy.epsilon:g} is: "
-            f"they would spend {spent:.3g}"
-        )
+        budget = f"{privacy.steps} for epsilon={privacy.epsilon:g}"
+        raise ValueError(f"steps must be <= {budget}, got {recipe.steps}, which would spend {spent:.3g}")
     stddev = z * privacy.clip_norm / recipe.batch_size
     clip = functools.partial(clipped_gradient, clip_norm=privacy.clip_norm, batch_size=recipe.batch_size)
 

@@ -288,7 +288,7 @@ def test_ema_weights(folder):
         ("unet", {"attention_head_dim": 3}, "divisible by level_heads"),
         ("unet", {"block_out_channels": [1024, 2048]}, "expected the [0-9,]+ values of the network that it describes"),
         ("unet", {"sample_size": None}, "expected --image_size"),
-        ("unet", {"cross_attention_dim": 32}, "text_encoder must have the network's context_channels=32"),
+        ("unet", {"cross_attention_dim": 32}, "text_encoder must have width 32"),
         ("vae", {"_class_name": "VQModel"}, "expected AutoencoderKL"),
         ("vae", {"latents_mean": [0, 0, 0, 0]}, "cannot honour latents_mean"),
         ("vae", {"down_block_types": ["AttnDownEncoderBlock2D"] * 2}, "block type 'AttnDown"),

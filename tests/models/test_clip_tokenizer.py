@@ -101,7 +101,7 @@ def test_tokens_of_textual_inversion(folder):
         *tokens("cat</w>"),
         END,
     ]
-    with pytest.raises(ValueError, match=f"numbered 0 to {SIZE - 1}, as the text encoder knows {SIZE}, got '{SIZE}'"):
+    with pytest.raises(ValueError, match=f"tokens must be numbered 0 to {SIZE - 1}, got '{SIZE}'"):
         open_tokenizer(folder, SIZE)
 
 

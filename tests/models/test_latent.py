@@ -239,8 +239,8 @@ def test_a_model_spec_goes_through_json():
         ({"image_shape": (512, 512, 1)}, "image_channels=3, got 1"),
         ({"denoiser": DitSpec()}, "expected no text_encoder|image size of 256"),
         ({"text_encoder": None}, "expected a text_encoder"),
-        ({"text_encoder": CLIP_H}, "text_encoder must have the network's context_channels=768"),
-        ({"autoencoder": AutoencoderSpec(latent_channels=8)}, "latents of 8 channels"),
+        ({"text_encoder": CLIP_H}, "text_encoder must have width 768"),
+        ({"autoencoder": AutoencoderSpec(latent_channels=8)}, "take the autoencoder's 8 channels"),
         ({"prediction": "flow"}, "unknown prediction"),
     ],
 )
