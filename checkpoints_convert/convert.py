@@ -39,7 +39,7 @@ def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: 
     if checkpoint.spec.autoencoder is not None:
         return _with_loras(checkpoint, loras)
     if loras or options.autoencoder is not None:
-        raise ValueError(f"{path} is no latent model: expected no --{'lora' if loras else 'autoencoder'}")
+        raise ValueError(f"--{'lora' if loras else 'autoencoder'} applies only to latent models; {path} is not one")
     return checkpoint
 
 

@@ -82,7 +82,7 @@ def check_once(
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
     """The outcome of a model's check in this directory; None if it was not checked there.
 
-    Its queries are those of the check, and those that it took to recognise the model (`recognition`).
+    Its queries are those of the check, and those that it took to recognise the model (`identity`).
     """
     found = memory.recall(directory / FILE, fingerprint, _Entry).outcome
     recognised = identity.queries(directory, fingerprint)

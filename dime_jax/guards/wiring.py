@@ -12,9 +12,9 @@ model that predicts zero. The highest r at these t, measured on 16 held-out imag
     the shipped weights plus noise of 0.5 and 1 standard deviation  0.11 and 0.40
     zero; a constant c; the random networks of the tests            1.0; 1 + c²; 1.35 to 1.42
 
-So with r >= 0.9 it is no denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images that
-it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above 0.9,
-which at these t takes a schedule with little noise, it is the limit.
+So with r >= 0.9 it is not a denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images
+that it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above
+0.9, which at these t takes a schedule with little noise, it is the limit.
 
 **Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
 in [0, 1]; with channels first; under another schedule; with mirrored, turned or inverted pictures. Errors of different
@@ -94,7 +94,7 @@ class DenoiserCheck:
     Attributes:
       timesteps: where the error was measured, rising.
       errors: mean‖ξ - ε̂‖² / mean‖ξ‖² at each, 1 for predicting zero; None if not finite.
-      limits: the error from which on it is no denoiser, at middle and high t; None at low t, which condemns nothing.
+      limits: the error at which it stops being a denoiser, at middle and high t; None at low t, which condemns nothing.
       mistakes: other ways to ask that fit clearly better, the best first.
       tried: the alternatives that were compared.
       images: how many images were used.
@@ -328,7 +328,7 @@ class _Check:
         return float(np.mean(np.abs(1 - np.array(shares))))
 
     def _limit(self, fraction: float) -> float:
-        """The error from which on it is no denoiser; with a margin, no memoriser reaches it either."""
+        """Return the error at which it stops being a denoiser; with a margin, no memoriser reaches it either."""
         schedule, t = self.denoiser.schedule, self._t(fraction)
         variance = float(np.mean(np.var(np.asarray(self.x), axis=0)))
         return max(NO_BETTER_THAN_ZERO, 2.5 * variance * float(schedule.abar(t)) / float(schedule.sigma(t)) ** 2)

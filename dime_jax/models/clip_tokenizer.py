@@ -85,7 +85,7 @@ class ClipTokenizer(NamedTuple):
         """Token numbers, int32 [B, length]: start, the caption cut to what fits, end, padding.
 
         Raises:
-          ValueError: if captions is no list of texts.
+          ValueError: if captions is not a list of texts.
         """
         if isinstance(captions, str) or not all(isinstance(caption, str) for caption in captions):
             raise ValueError(f"expected captions as a list of texts, got {type(captions).__name__}")

@@ -56,7 +56,7 @@ class Attention(UnetAttention):
     """Self-attention with three maps of GN(x)."""
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A map each."""
+        """Return one linear map of h each for query, key and value."""
         return layers.query_key_value(h, h, h.shape[-1], heads, dtype=self.dtype)
 
 

@@ -69,7 +69,7 @@ class GuidedAttention(UnetAttention):
     spec: GuidedUnetSpec
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Parts of one map."""
+        """Return the three parts of one linear map of h."""
         batch, positions, channels = h.shape
         qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(h)
         if self.spec.new_attention_order:
