@@ -78,9 +78,8 @@ def read_tensors(file: Path) -> StateDict:
         tensors = _read_flat(file.parent / shard)
         difference = sorted(tensors.keys() ^ expected)
         if difference:
-            raise CheckpointError(
-                printable(f"{file.parent / shard}: expected the tensors that {file.name} lists, not so {difference[0]}")
-            )
+            reason = f"must hold the tensors that {file.name} lists, which differ in {difference[0]}"
+            raise CheckpointError(printable(f"{file.parent / shard} {reason}"))
         state |= tensors
     return state
 

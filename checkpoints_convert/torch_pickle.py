@@ -267,19 +267,12 @@ def _tensor(arguments: _Arguments) -> Tensor | None:
 
     A further argument sets the conjugate or negative bit, which changes the values: not taken.
     """
-    match arguments:
-        case (Storage() as storage, int(offset), tuple(shape), tuple(strides)):
-            dtype = storage.dtype
-        case (Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), OrderedDict()):
+    match arguments[:4], arguments[4:]:
+        case (Storage() as storage, int(offset), tuple(shape), tuple(strides)), () | (bool(), OrderedDict()):
             dtype = storage.dtype
         case (
-            Storage() as storage,
-            int(offset),
-            tuple(shape),
-            tuple(strides),
-            bool(),
-            OrderedDict(),
-            np.dtype() as dtype,
+            (Storage() as storage, int(offset), tuple(shape), tuple(strides)),
+            (bool(), OrderedDict(), np.dtype() as dtype),
         ):
             pass
         case _:

@@ -46,17 +46,26 @@ def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
     Raises:
       ValueError: in one line that names the file.
     """
-    if not file.is_file():
-        raise ValueError(f"no file {file}")
-    if file.stat().st_size > most:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    text = read_text(file, most)
     try:
-        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        contents = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(contents, dict):
         raise ValueError(f"{file}: expected a JSON object")
     return contents
+
+
+def read_text(file: pathlib.Path, most: int) -> str:
+    """Return the text of a file from a stranger that has at most so many bytes; raise as `read_json` does."""
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    if file.stat().st_size > most:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: not UTF-8") from None
 
 
 def unique(pairs: list[tuple[str, object]]) -> "JsonObject":

@@ -108,11 +108,8 @@ def noise_errors(
       condition: of the images, for conditional models.
     """
     eps_fn, schedule = denoiser.eps_fn(condition), denoiser.schedule
-    noise = jax.random.normal(key, images.shape)
-    errors = []
-    for t in map(int, np.asarray(timesteps)):
-        errors.append(float(jnp.mean((eps_fn(schedule.noised(images, noise, t), t) - noise) ** 2)))
-    return np.array(errors)
+    noise, times = jax.random.normal(key, images.shape), map(int, np.asarray(timesteps))
+    return np.array([float(jnp.mean((eps_fn(schedule.noised(images, noise, t), t) - noise) ** 2)) for t in times])
 
 
 def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyTree = None) -> np.ndarray:

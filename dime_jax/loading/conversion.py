@@ -61,9 +61,7 @@ class UseOptions:
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
         if self.lora_scale and len(self.lora_scale) != len(self.lora):
-            raise ValueError(
-                f"expected one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}"
-            )
+            raise ValueError(f"give one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}")
 
     def given(self) -> dict[str, str | int]:
         """Return the options that were given, by name, as JSON takes them; of several values, all in one text."""

@@ -71,9 +71,7 @@ def _checked(hint: Any, value: Any, name: str) -> object:
         return None if value is None else _checked(arguments[0], value, name)
     if origin is tuple and typing.get_origin(arguments[0]) is Annotated:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_LEVELS:
-            raise ValueError(
-                f"expected {name} to be a list of at most {MAX_LEVELS} integers, got {name}={short(value)}"
-            )
+            raise ValueError(f"{name} must be a list of at most {MAX_LEVELS} integers, got {short(value)}")
         return tuple(_checked(arguments[0], item, name) for item in value)
     if origin is Annotated:
         base, bounds = arguments

@@ -291,7 +291,7 @@ class TestRuns:
     def test_going_past_the_budget_is_refused(self, runs):
         whole, _ = runs
         with pytest.raises(
-            ValueError, match=r"expected steps=9 <= 8, .* epsilon=0\.25 is: they would spend 0\.2[5-9]"
+            ValueError, match=r"steps must be <= 8 for epsilon=0\.25, got 9, which would spend 0\.2[5-9]"
         ) as error:
             train(whole, steps=9)
         assert "\n" not in str(error.value)

@@ -211,5 +211,5 @@ def test_recipes_check_themselves(fields, match):
 
 
 def test_options_check_themselves():
-    with pytest.raises(ValueError, match="expected save_every=15 to be a multiple of log_every=10"):
+    with pytest.raises(ValueError, match="save_every must be a multiple of log_every=10, got 15"):
         training.TrainingOptions(log_every=10, save_every=15)
