@@ -68,9 +68,6 @@ def get_config(variant: str = "paper") -> ConfigDict:
     config.attack.heldout = 2000
 
     if variant == "smoke":
-        config.attack.sizes, config.attack.fixed_q = (10,), 2
-        config.attack.budgets, config.attack.fixed_n = (1, 2), 10
-        config.attack.timesteps = (5, 50, 200)
-        config.attack.members = 60
-        config.attack.heldout = 240
+        config.attack.update(sizes=(10,), fixed_q=2, budgets=(1, 2), fixed_n=10, timesteps=(5, 50, 200))
+        config.attack.update(members=60, heldout=240)
     return config.lock()

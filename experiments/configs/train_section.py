@@ -1,6 +1,10 @@
 """What configs share: `config.train`, the network and how it is trained."""
 
+import dataclasses
+
 from ml_collections.config_dict import ConfigDict
+
+from dime_jax import training
 
 
 def train_section() -> ConfigDict:
@@ -28,17 +32,7 @@ def train_section() -> ConfigDict:
     train.architecture.time_table_steps = 1000
     train.architecture.time_frequency_shift = 0
 
-    train.recipe = ConfigDict()  # fields of `dime_jax.training.TrainingRecipe`
-    train.recipe.steps = 320_000
-    train.recipe.batch_size = 128
-    train.recipe.learning_rate = 2e-4
-    train.recipe.warmup_steps = 5000
-    train.recipe.clip_norm = 1.0
-    train.recipe.ema_decay = 0.999
-    train.recipe.flips = True
-    train.recipe.compute_dtype = "float32"
-    train.recipe.remat = False
-    train.recipe.seed = 0
+    train.recipe = ConfigDict(dataclasses.asdict(training.TrainingRecipe(steps=320_000, ema_decay=0.999)))
 
     train.log_every = 100
     train.save_every = 1000
@@ -49,10 +43,10 @@ def train_section() -> ConfigDict:
 
 def smoke_training(config: ConfigDict) -> None:
     """Turn the training of a config into one of seconds: a tiny network and a few updates."""
-    config.train.architecture = smoke_unet()
-    config.train.recipe.steps, config.train.recipe.batch_size = 4, 4
-    config.train.log_every = config.train.save_every = config.train.snapshot_every = 2
-    config.train.sample_every = 0
+    config.train.architecture = small_unet((8,))  # the smallest network that is still a U-Net: compiled in seconds
+    config.train.architecture.middle_attention = False
+    config.train.recipe.update(steps=4, batch_size=4)
+    config.train.update(log_every=2, save_every=2, snapshot_every=2, sample_every=0)
 
 
 def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
@@ -67,11 +61,4 @@ def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
     architecture.attention_levels = ()
     architecture.norm_groups = 8
     architecture.dropout = 0.0
-    return architecture
-
-
-def smoke_unet() -> ConfigDict:
-    """The smallest network that is still a U-Net: compiled in seconds."""
-    architecture = small_unet((8,))
-    architecture.middle_attention = False
     return architecture
