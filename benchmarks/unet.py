@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from benchmarks.timing import median_seconds
 from dime_jax import models
 from dime_jax.core.xla_options import network_options
+from experiments.configs import cifar10, digits
+from experiments.train import model_spec
 
 Spec = models.DdpmUnetSpec | models.GuidedUnetSpec
 Forward = Callable[[int], Callable[[], Any]]  # micro-batch -> function that runs the network once
@@ -33,21 +35,7 @@ class Network(NamedTuple):
     rounds: int = 7
 
 
-def small(image_channels: int, *level_channels: int) -> models.DdpmUnetSpec:
-    """A network as experiments/configs train them on CPUs."""
-    return models.DdpmUnetSpec(
-        image_channels=image_channels,
-        stem_channels=level_channels[0],
-        time_features=level_channels[0],
-        time_channels=4 * level_channels[0],
-        level_channels=level_channels,
-        num_res_blocks=1,
-        attention_levels=(),
-        norm_groups=8,
-    )
-
-
-DDPM = models.DdpmUnetSpec()
+DIGITS, CIFAR10 = (model_spec(one).denoiser for one in (digits.get_config(), cifar10.get_config("overnight")))
 GUIDED = models.GuidedUnetSpec(
     stem_channels=256,
     time_features=256,
@@ -59,9 +47,9 @@ GUIDED = models.GuidedUnetSpec(
     learned_sigma=True,
 )
 NETWORKS = (
-    Network("35.7M U-Net", DDPM, (32, 32, 3), (4, 8, 16), 1.4),
-    Network("shipped digits network", small(1, 32, 64), (8, 8, 1), (64, 128, 256), 1.0, rounds=25),
-    Network("CIFAR-10 network of 2.5M", small(3, 16, 32, 64, 128), (32, 32, 3), (16, 32, 64), 1.0, rounds=15),
+    Network("35.7M U-Net", models.DdpmUnetSpec(), (32, 32, 3), (4, 8, 16), 1.4),
+    Network("shipped digits network", DIGITS, (8, 8, 1), (64, 128, 256), 1.0, rounds=25),
+    Network("CIFAR-10 network of 2.5M", CIFAR10, (32, 32, 3), (16, 32, 64), 1.0, rounds=15),
     Network("553.8M guided U-Net at 64x64", GUIDED, (64, 64, 3), (1, 2), 1.0, rounds=3),
     Network("553.8M guided U-Net at 256x256", GUIDED, (256, 256, 3), (1,), 1.0, rounds=3),
 )
@@ -127,7 +115,7 @@ def measure(sides: dict[str, Forward], micro_batches: tuple[int, ...], rounds: i
     return {name: Timing(rates[key], key[1]) for name, key in best.items()}
 
 
-def compare(network: Network) -> dict[str, Timing]:
+def compare(network: Network) -> None:
     """Time both sides, print them and their ratio."""
     sides = {"dime_jax": our_forward(network)}
     if importlib.util.find_spec("torch"):
@@ -141,13 +129,9 @@ def compare(network: Network) -> dict[str, Timing]:
         print(f"{what}, dime_jax / torch: {ratio:.2f}x (goal {network.goal})")
     else:
         print(f"{what}: torch is not installed, nothing to compare with")
-    return timings
 
 
-def run() -> list[dict[str, Timing]]:
-    """Every network, one after the other."""
-    return [compare(network) for network in NETWORKS]
-
-
-if __name__ == "__main__":
-    run()
+def run() -> None:
+    """Time both sides of every network, print them and their ratio."""
+    for network in NETWORKS:
+        compare(network)
