@@ -256,12 +256,6 @@ class TestRun:
         with pytest.raises(AttributeError):
             config.sead = 1
 
-    def test_progress_prints_plain_lines(self, capsys):
-        report = synthetic.progress(2)
-        report("one")
-        report("two")
-        assert capsys.readouterr().out == "[1/2] one\n[2/2] two\n"
-
 
 class TestFigures:
     def test_ellipse_is_the_level_set(self):
