@@ -27,11 +27,7 @@ from experiments.study_data import Study
 _BATCH = 64
 
 
-class SidePair(NamedTuple):
-    """Members and held-out images [n, H, W, C] as the model sees them."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+SidePair = data.Pair[np.ndarray]  # images [n, H, W, C] as the model sees them
 
 
 def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
@@ -42,7 +38,7 @@ def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -
 
 def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> SidePair:
     """Both sides of a half."""
-    return SidePair(read_images(study, half.member, image_shape), read_images(study, half.heldout, image_shape))
+    return SidePair(half.member, half.heldout).map(lambda index: read_images(study, index, image_shape))
 
 
 # ------------------------------------------------------------------------------------------------------- the norm's p
@@ -109,7 +105,7 @@ def norm_scores(
     def score(batches: Sequence[np.ndarray], t: int, order: float) -> np.ndarray:
         return np.concatenate([ATTACKS[attack](ask, denoiser.schedule, x, t, p=order) for x in batches])
 
-    return Scores(scores(images.member), scores(images.heldout))
+    return images.map(scores)
 
 
 def _remembering(eps_fn: EpsFn) -> EpsFn:

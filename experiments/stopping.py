@@ -13,7 +13,7 @@ import shutil
 from typing import NamedTuple
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from dime_jax import auditing, scoring
 from dime_jax.auditing.deciding import Decision, decide
@@ -90,9 +90,8 @@ def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
     return kept
 
 
-def main(argv: list[str]) -> None:
-    """Train and check in turn, and say which model it is."""
-    del argv
+def main() -> None:
+    """Train and check in turn, and print which model it is."""
     workdir, checks = pathlib.Path(_WORKDIR.value), list[StopCheck]()
     for updates in range(_FIRST.value, _LAST.value + 1, UPDATES):
         model = train_to(updates, workdir)
@@ -102,7 +101,7 @@ def main(argv: list[str]) -> None:
         if chosen is not None:
             print(f"the model: {workdir / 'snapshots' / str(checks[chosen].updates)}")
             return
-    raise app.UsageError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
+    raise ValueError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
 
 
 if __name__ == "__main__":
