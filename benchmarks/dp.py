@@ -23,10 +23,7 @@ def run() -> None:
     """Time both steps, print them and their ratio."""
     recipe = training.TrainingRecipe(steps=1, batch_size=BATCH, warmup_steps=0, flips=False)
     spec, privacy = model_spec(dp_digits.get_config()), dp.Privacy(epsilon=10, steps=1)
-    methods = {
-        "plain": training.shuffled_method(recipe, COUNT),
-        "DP": dp.dp_method(recipe, COUNT, privacy),
-    }
+    methods = {"plain": training.shuffled_method(recipe, COUNT), "DP": dp.dp_method(recipe, COUNT, privacy)}
     seconds = median_seconds({name: step_of(spec, recipe, method) for name, method in methods.items()}, ROUNDS)
     for name, each in seconds.items():
         print(f"digits network, {name} step: {1000 * each:.1f} ms at batch {BATCH}")

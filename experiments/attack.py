@@ -4,7 +4,7 @@
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
-                      without_model.json, what the images show without the model
+                      images_alone.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -81,10 +81,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
     if not model.exists():
         raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
     metadata, recipe = model_directory.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
-    images = {
-        "count": len(study.split.member),
-        "fingerprint": data.fingerprint(study.source, study.split.member),
-    }
+    images = {"count": len(study.split.member), "fingerprint": data.fingerprint(study.source, study.split.member)}
     for name, now in (("images", images), ("recipe", recipe.identity()), ("steps", recipe.steps)):
         if metadata.get(name) != now:
             raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")

@@ -69,8 +69,8 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
         if distributed.value:
             jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
         file = config_flags.get_config_filename(flags.FLAGS["config"])
-        for one in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
-            main(one.config, str(one.workdir), file)
+        for one, directory in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
+            main(one, str(directory), file)
 
     run_app(run)
 

@@ -192,10 +192,9 @@ def _chosen(rows: Sequence[Row]) -> Row:
 
 def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
     """DIME's largest tier at each value of t or γ that all runs have, everything else chosen."""
-    halves = [run.calibration_half() for run in study.runs]
-    parts = [cross_fit.cut(half, run.results.seed) for half, run in zip(halves, study.runs)]
+    parts = [cross_fit.cut(run) for run in study.runs]
     dime, level, rival = (
-        [jobs_by_value(half.jobs, name, axis) for half in halves] for name in ("dime", "level_only", _RIVAL)
+        [jobs_by_value(part.jobs, name, axis) for part in parts] for name in ("dime", "level_only", _RIVAL)
     )
     found = []
     for value in sorted(set.intersection(*(set(one) & set(other) for one, other in zip(dime, level)))):

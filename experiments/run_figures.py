@@ -110,8 +110,8 @@ def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", 
 
 
 def _curve(run: Run, name: str) -> dict[int, float]:
-    half = run.calibration_half()
-    parts, by_time = cross_fit.cut(half, run.results.seed), jobs_by_value(half.jobs, name, "t")
+    parts = cross_fit.cut(run)
+    by_time = jobs_by_value(parts.jobs, name, "t")
     return {int(t): cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
 
 

@@ -21,7 +21,7 @@ from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
-from dime_jax.scoring import planning, score_table
+from dime_jax.scoring import score_table
 from experiments import seeds, without_model
 from experiments.attack import CONFIG_FILE, SOURCES
 
@@ -33,20 +33,6 @@ _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_quer
 
 
 Scores = Pair[np.ndarray]  # of one attack on both sides of a half, lower for members
-
-
-class CalibrationHalf(NamedTuple):
-    """What the settings were chosen on.
-
-    Attributes:
-      table: the terms of every image at every setting of every attack in `jobs`.
-      member: which images of the table are members [n].
-      jobs: every attack at every setting that was asked for.
-    """
-
-    table: score_table.ScoreTable
-    member: np.ndarray
-    jobs: tuple[planning.Job, ...]
 
 
 class Row(NamedTuple):
@@ -155,12 +141,6 @@ class Run(NamedTuple):
     def _scores(self, row: Row, usable: np.ndarray) -> Scores:
         return Scores(row.scores[usable & self.member], row.scores[usable & ~self.member])
 
-    def calibration_half(self) -> CalibrationHalf:
-        """Read the calibration half."""
-        table = score_table.read_table(self.directory / "calibration")
-        jobs = tuple(stages.read_jobs(self.directory))
-        return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
-
     def overrides(self, seed: int | None = None) -> JsonObject:
         """Values of the config that differ from its file's, or from what `--seeds` makes of that."""
         default = _get_config(self.study)(self.variant)
@@ -260,20 +240,18 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         study,
         variant,
         record["config"],
-        tuple(
-            Row(one.attack, _tier(one), one, row, stages.frozen_scores(test, one, index), _level(test, one, index))
-            for one, row in zip(frozen, results.results)
-            if one.label in asked
-        ),
+        tuple(_row(one, row, test, index) for one, row in zip(frozen, results.results) if one.label in asked),
         np.isin(index, halves.test.member),
         halves,
         results,
     )
 
 
-def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
-    alone = without_crowding(frozen)
-    return None if alone is None else stages.frozen_scores(test, alone, index)
+def _row(frozen: Calibration, result: ResultRow, test: score_table.ScoreTable, index: np.ndarray) -> Row:
+    q = int(frozen.setting["q"]) if "q" in frozen.setting else None
+    level = without_crowding(frozen)
+    alone = None if level is None else stages.frozen_scores(test, level, index)
+    return Row(frozen.attack, q, frozen, result, stages.frozen_scores(test, frozen, index), alone)
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:
@@ -286,10 +264,6 @@ def _get_config(study: str) -> Callable[[str], ConfigDict]:
 def _seed(run: Run) -> int:
     """Of the training, or of the draws where nothing was trained."""
     return run.config.get("train", {}).get("recipe", run.config)["seed"]
-
-
-def _tier(frozen: Calibration) -> int | None:
-    return int(frozen.setting["q"]) if "q" in frozen.setting else None
 
 
 def _counts(split: Split) -> str:
@@ -307,8 +281,5 @@ def _flat(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 def config_flags(overrides: Mapping[str, object]) -> str:
     """Values of a config by their dotted names, as one types them."""
-    return " ".join(f"--config.{name}={_show(value)}" for name, value in overrides.items())
-
-
-def _show(value: object) -> str:
-    return f"'{tuple(value)}'" if isinstance(value, list) else str(value)
+    shown = {name: f"'{tuple(value)}'" if isinstance(value, list) else value for name, value in overrides.items()}
+    return " ".join(f"--config.{name}={value}" for name, value in shown.items())

@@ -10,7 +10,6 @@ upwards. Test half and candidates play no part. Everything continues when it is 
 
 import pathlib
 import shutil
-from typing import NamedTuple
 
 import numpy as np
 from absl import flags
@@ -34,25 +33,6 @@ _FIRST = flags.DEFINE_integer("first", UPDATES, "the first number of updates to 
 _LAST = flags.DEFINE_integer("last", 30 * UPDATES, "where to give up")
 
 
-class StopCheck(NamedTuple):
-    """One look at the calibration half.
-
-    Attributes:
-      updates: so far.
-      attack: that would decide, as "attack@queries".
-      auc: of it.
-      found: share of the members below all held-out images but one.
-    """
-
-    updates: int
-    attack: str
-    auc: float
-    found: float
-
-    def __str__(self) -> str:
-        return f"{self.updates:,} updates: {self.attack}, AUC {100 * self.auc:.1f}, finds {100 * self.found:.1f} %"
-
-
 def found_below_all_but_one(member: np.ndarray, heldout: np.ndarray) -> float:
     """The share of members that a threshold with at most one false alarm finds."""
     return float(np.mean(member < np.sort(heldout)[1]))
@@ -66,8 +46,8 @@ def enough(found: list[float]) -> int | None:
     return None
 
 
-def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
-    """Calibrate as the default audit of the model would."""
+def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> float:
+    """Calibrate as the default audit of the model would; print and return the share of members that it finds."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
     denoiser = open_model(model, cache=output, **config.model_options).denoiser
     images = open_images(config, denoiser)
@@ -76,7 +56,10 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
     member = stages.frozen_scores(table, decision.decider, half.member)
     heldout = stages.frozen_scores(table, decision.decider, half.heldout)
-    return StopCheck(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
+    found = found_below_all_but_one(member, heldout)
+    auc = 100 * decision.decider.auc
+    print(f"{updates:,} updates: {decision.label}, AUC {auc:.1f}, finds {100 * found:.1f} %", flush=True)
+    return found
 
 
 def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
@@ -92,14 +75,12 @@ def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
 
 def main() -> None:
     """Train and check in turn, and print which model it is."""
-    workdir, checks = pathlib.Path(_WORKDIR.value), list[StopCheck]()
+    workdir, found = pathlib.Path(_WORKDIR.value), dict[int, float]()
     for updates in range(_FIRST.value, _LAST.value + 1, UPDATES):
-        model = train_to(updates, workdir)
-        checks.append(check(model, updates, workdir / "stopping" / str(updates)))
-        print(checks[-1], flush=True)
-        chosen = enough([one.found for one in checks])
+        found[updates] = check(train_to(updates, workdir), updates, workdir / "stopping" / str(updates))
+        chosen = enough(list(found.values()))
         if chosen is not None:
-            print(f"the model: {workdir / 'snapshots' / str(checks[chosen].updates)}")
+            print(f"the model: {workdir / 'snapshots' / str(list(found)[chosen])}")
             return
     raise ValueError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
 

@@ -73,6 +73,9 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
     blind = fit_blind(source, groups, transform, halves.test, seed)
     scores = blind.scores or BlindScores(*(np.zeros(0, kind) for kind in (int, int, float, float)))
     found = data.report_duplicates(duplicates, everyone, halves)
+    across = (
+        f"{found.across_member_heldout} clusters of copies lie across members and held-out images, and were left in"
+    )
     alone = ImagesAlone(
         found,
         blind.auc,
@@ -80,17 +83,9 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
         scores.heldout.tolist(),
         scores.member_scores.tolist(),
         scores.heldout_scores.tolist(),
-        (*blind.warnings, *_across(found)),
+        (*blind.warnings, *([across] if found.across_member_heldout else [])),
     )
     return Looked(alone, groups)
-
-
-def _across(found: data.DuplicateReport) -> list[str]:
-    if not found.across_member_heldout:
-        return []
-    return [
-        f"{found.across_member_heldout} clusters of copies lie across members and held-out images, and were left in"
-    ]
 
 
 def write(directory: pathlib.Path, found: ImagesAlone) -> None:

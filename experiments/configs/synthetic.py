@@ -45,11 +45,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
 
     # Points on a line.
     config.line = ConfigDict()
-    config.line.train = (
-        (-1.0, 1.0),
-        (-2.0, 0.0, 2.0),
-        (-4.2, -3.5, -3.0, -2.4, -1.9, 2.0, 2.5, 3.1, 3.6, 4.1),
-    )
+    config.line.train = ((-1.0, 1.0), (-2.0, 0.0, 2.0), (-4.2, -3.5, -3.0, -2.4, -1.9, 2.0, 2.5, 3.1, 3.6, 4.1))
     config.line.abar = (0.99, 0.9, 0.6, 0.2)
     config.line.margin = 1.5  # how far the plot goes beyond the outermost training points
     config.line.resolution = 801

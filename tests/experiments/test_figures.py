@@ -151,7 +151,7 @@ class TestRunFigures:
         for _ in range(40):
             member = rng.permutation(len(table.index)) % 2 == 0
             first = rng.permutation(len(table.index)) % 2 == 0
-            parts = cross_fit.Parts(table, member, first)
+            parts = cross_fit.Parts(table, member, first, jobs)
             fitted.append(cross_fit.auc(parts, cross_fit.scores(parts, jobs)))
             terms = [table.terms(job) for job in jobs]
             pairs = [calibration.TermPair(one[:, member], one[:, ~member]) for one in terms]

@@ -42,10 +42,10 @@ def test_seed_0_of_the_digits_is_the_study_itself():
 
 def test_each_seed_has_its_workdir(tmp_path):
     made = list(seeds.seeded(digits.get_config("smoke"), tmp_path, ["0", "2"]))
-    assert [one.workdir for one in made] == [tmp_path / "seed_0", tmp_path / "seed_2"]
-    assert [one.config.data.split_seed for one in made] == [0, 2]
-    (alone,) = seeds.seeded(synthetic.get_config(), tmp_path, [])
-    assert alone.workdir == tmp_path
+    assert [workdir for _, workdir in made] == [tmp_path / "seed_0", tmp_path / "seed_2"]
+    assert [config.data.split_seed for config, _ in made] == [0, 2]
+    ((_, workdir),) = seeds.seeded(synthetic.get_config(), tmp_path, [])
+    assert workdir == tmp_path
 
 
 @pytest.mark.parametrize(
