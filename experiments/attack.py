@@ -126,17 +126,10 @@ def without_places(config: ConfigDict) -> JsonObject:
 
 def halves_of(config: ConfigDict, study: Study) -> data.Halves:
     """Who chooses the settings, and who is tested."""
-    attack = config.attack
-    return data.halves(
-        study.split,
-        study.source.ids,
-        mode=attack.halves,
-        seed=config.seed,
-        groups=study.source.identities if attack.halves == "by_id" else None,
-        calibration_size=attack.calibration_size,
-        test_size=attack.test_size,
-        calibration_share=attack.calibration_share,
-    )
+    mode = config.attack.halves
+    groups = study.source.identities if mode == "by_id" else None
+    sizes = {name: config.attack[name] for name in ("calibration_size", "test_size", "calibration_share")}
+    return data.halves(study.split, study.source.ids, mode=mode, seed=config.seed, groups=groups, **sizes)
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
@@ -166,13 +159,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
             looked.append(without_model.look(study.source, halves, transform, config.seed))
 
     def record() -> None:
-        for found in looked:
-            without_model.write(directory, found.alone)
+        for alone, _ in looked:
+            without_model.write(directory, alone)
         made_from = {"file": config_file, "config": without_places(config)}
         files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
 
     on_first_process(look)
-    groups = looked[0].groups if looked else None
+    groups = looked[0][1] if looked else None
     stages.begin(directory, jobs, halves, seed, groups=groups)
     on_first_process(record)
     # That the model is no denoiser is only recorded: the networks of :smoke are random.
@@ -197,7 +190,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
-    results = run(config, workdir, config_file)
+    print_results(run(config, workdir, config_file))
+
+
+def print_results(results: StudyFindings) -> None:
+    """Print the table, and what the images show without the model, in the first process."""
     if jax.process_index() == 0:
         tables.print_results(results, rich.console.Console())
         print(f"Without the model: {without_model.describe(results)}.")

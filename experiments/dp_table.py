@@ -84,14 +84,12 @@ class ArmCheck(NamedTuple):
       above: titles of rows whose measured TPR at 1 % FPR is above what ε allows at the measured FPR. By chance, that
         happens to guarantees that hold.
       refuting: titles of rows whose lower bound on ε is above ε; some row would be with probability 5 % at most.
-      bound: the lower bound on ε from the attack that was best on the calibration half, at 95 %.
       allowed_auc: the largest AUC that the guarantee allows.
       allowed_tpr: the largest TPR that it allows at 1 % FPR.
     """
 
     above: tuple[str, ...]
     refuting: tuple[str, ...]
-    bound: EpsilonBound
     allowed_auc: float
     allowed_tpr: float
 
@@ -199,9 +197,8 @@ def check(arm: ArmResult) -> ArmCheck:
     ]
     each = 1 - (1 - CONFIDENCE) / len(run.rows)
     refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
-    bound = lower_bound(run, arm.best, delta)
     allowed_tpr = float(dp_tpr_bound(0.01, epsilon, delta))
-    return ArmCheck(tuple(above), tuple(refuting), bound, allowed_auc(epsilon, delta), allowed_tpr)
+    return ArmCheck(tuple(above), tuple(refuting), allowed_auc(epsilon, delta), allowed_tpr)
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:

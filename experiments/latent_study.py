@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import rich.console
 import safetensors.numpy
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
@@ -31,9 +30,8 @@ from dime_jax import data, models
 from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import JsonObject, PyTree
+from dime_jax.findings.results import StudyFindings
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
-from dime_jax.protocol.evaluation import Evaluation
-from dime_jax.report import tables
 from dime_jax.training import checkpoints
 from dime_jax.training.records import Log
 from experiments import attack
@@ -79,7 +77,7 @@ class CaptionedImages(NamedTuple):
         return CaptionedImages(self.pictures[indices], [self.captions[index] for index in indices])
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> Evaluation:
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
     """Train, and attack as `experiments.attack` does; what is there is kept. Returns what results.json holds.
 
     Args:
@@ -345,9 +343,7 @@ def _init(spec: models.NetworkSpec, key: jax.Array) -> PyTree:
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
-    results = run(config, workdir, config_file)
-    if jax.process_index() == 0:
-        tables.print_results(results, rich.console.Console())
+    attack.print_results(run(config, workdir, config_file))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from matplotlib.figure import Figure
-from scipy import stats
 
 import dime_jax as dj
 from dime_jax import data
@@ -23,6 +22,7 @@ from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from experiments.runs import Scores
 from experiments.study_data import Study
+from experiments.synthetic import rank_correlation
 
 _BATCH = 64
 
@@ -183,16 +183,10 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps
     is_member = np.arange(len(x)) < len(images.member)
     sides = {"member": is_member, "heldout": ~is_member}
     rng = np.random.default_rng(seed)
-    gap = IdealGap(
-        denoiser.fingerprint,
-        len(images.member),
-        len(train),
-        list(timesteps),
-        [],
-        {side: [] for side in sides},
-        {who: {side: [] for side in sides} for who in ("network", "ideal")},
-        {"level": [], "crowding": []},
-    )
+    model, counts = denoiser.fingerprint, (len(images.member), len(train))
+    image_error: dict[str, list[float]] = {side: [] for side in sides}
+    crowdings: dict[str, dict[str, list[float]]] = {who: {side: [] for side in sides} for who in ("network", "ideal")}
+    gap = IdealGap(model, *counts, list(timesteps), [], image_error, crowdings, {"level": [], "crowding": []})
     for t in timesteps:
         scale, sigma = schedule.sqrt_abar(t).item(), schedule.sigma(t).item()
         noised = (scale * images.member + sigma * rng.normal(size=images.member.shape)).astype(np.float32)
@@ -210,8 +204,8 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps
             for who, values in crowding.items():
                 gap.crowding[who][side].append(float(np.median(values[rows])))
         levels = [np.sum(eps.reshape(len(x), -1) ** 2, axis=1) for eps in (ours, best)]
-        gap.rank_correlation["level"].append(_spearman(*levels))
-        gap.rank_correlation["crowding"].append(_spearman(crowding["network"], crowding["ideal"]))
+        gap.rank_correlation["level"].append(rank_correlation(*levels))
+        gap.rank_correlation["crowding"].append(rank_correlation(crowding["network"], crowding["ideal"]))
     return gap
 
 
@@ -240,10 +234,6 @@ def _eps(denoiser: Denoiser, x: np.ndarray, t: int) -> np.ndarray:
 
 def _rms(difference: np.ndarray) -> float:
     return float(np.sqrt(np.mean(difference**2)))
-
-
-def _spearman(network: np.ndarray, ideal: np.ndarray) -> float | None:
-    return float(stats.spearmanr(network, ideal).statistic) if np.ptp(ideal) > 0 and np.ptp(network) > 0 else None
 
 
 def draw_ideal_gap(numbers: IdealGap) -> Figure:

@@ -139,9 +139,7 @@ def crowding(study: RunSet) -> list[Crowding]:
         levels = [row._replace(scores=row.level) for row in rows if row.level is not None]
         same = _difference(study.runs, rows, levels, "its level, same setting")
         alone = [_level_only(run, row.queries) for run, row in zip(study.runs, rows)]
-        own = None
-        if all(alone):
-            own = _difference(study.runs, rows, [row for row in alone if row])
+        own = _difference(study.runs, rows, [row for row in alone if row]) if all(alone) else None
         found.append(Crowding(tuple(row.calibration.weights[1] for row in rows), same, own))
     return found
 
@@ -200,9 +198,8 @@ def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
     for value in sorted(set.intersection(*(set(one) & set(other) for one, other in zip(dime, level)))):
         scores = [cross_fit.scores(part, jobs[value]) for part, jobs in zip(parts, dime)]
         against_level = _cross_fitted(parts, scores, [jobs[value] for jobs in level])
-        against_rival = None
-        if all(value in jobs for jobs in rival):
-            against_rival = _cross_fitted(parts, scores, [jobs[value] for jobs in rival])
+        rivals = [jobs[value] for jobs in rival if value in jobs]
+        against_rival = _cross_fitted(parts, scores, rivals) if len(rivals) == len(parts) else None
         auc = tuple(cross_fit.auc(part, one) for part, one in zip(parts, scores))
         found.append(AtSetting(f"{'γ' if axis == 'gamma' else axis} = {value:g}", auc, against_level, against_rival))
     return found

@@ -60,11 +60,6 @@ class NoiseLead(NamedTuple):
         """Where the lead is largest."""
         return int(np.argmax([lead.value for lead in self.leads]))
 
-    @property
-    def peaks_at_most_noise(self) -> bool:
-        """Whether that is at the last of the noise levels."""
-        return self.peak == len(self.t) - 1
-
 
 class Drawing(NamedTuple):
     """A kind of JSON file below the folder.
@@ -184,7 +179,7 @@ def noise_leads(panels: Sequence[synthetic.Panel], by: str, rival: str) -> list[
         leads = panel.auc_lead if rival == "sima_mc_shared" else panel.gaussian_lead
         asr = zip(panel.t, panel.curves["dime"].asr, panel.curves[rival].asr)
         behind = [t for t, ours, theirs in asr if ours.value < theirs.value]
-        correlation = synthetic.noise_correlation([lead.value for lead in leads], panel.sigma)
+        correlation = synthetic.rank_correlation([lead.value for lead in leads], panel.sigma)
         found.append(NoiseLead(f"{by} = {getattr(panel, by)}", panel.t, panel.abar, leads, correlation, behind))
     return found
 

@@ -383,7 +383,7 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
     abar, sigma = schedule.abar_table[timesteps].tolist(), schedule.sigma_table[timesteps].tolist()
     means = {method: float(np.mean([auc.value for auc in one.auc])) for method, one in curves.items()}
     shared, gaussian = leads.values()
-    correlation = noise_correlation([lead.value for lead in shared], sigma)
+    correlation = rank_correlation([lead.value for lead in shared], sigma)
     return Panel(n, q, timesteps, abar, sigma, curves, means, shared, gaussian, correlation)
 
 
@@ -398,16 +398,10 @@ def curve(rows: Sequence[calibration.Outcome]) -> Curve:
     )
 
 
-def noise_correlation(lead: Sequence[float], sigma: Sequence[float]) -> float | None:
-    """Spearman's, between a lead and the noise; None if the lead does not vary."""
-    return float(stats.spearmanr(lead, sigma).statistic) if np.ptp(lead) > 0 else None
-
-
-class AttackStudy(NamedTuple):
-    """Panels over dataset size n at one q, and over query budget q at one n."""
-
-    dataset_size: list[Panel]
-    query_budget: list[Panel]
+def rank_correlation(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
+    """Return Spearman's rank correlation; None if one of the two does not vary."""
+    vary = np.ptp(first) > 0 and np.ptp(second) > 0
+    return float(stats.spearmanr(first, second).statistic) if vary else None
 
 
 def attack_budgets(config: ConfigDict) -> dict[int, list[int]]:
@@ -418,18 +412,21 @@ def attack_budgets(config: ConfigDict) -> dict[int, list[int]]:
     return {n: sorted(qs) for n, qs in budgets.items()}
 
 
-def attack_study(config: ConfigDict) -> AttackStudy:
-    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid)."""
+def attack_study(config: ConfigDict) -> dict[str, list[Panel]]:
+    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid).
+
+    Returns panels over dataset size n at one q, and over query budget q at one n.
+    """
     panels: dict[tuple[int, int], Panel] = {}
     for n, budgets in attack_budgets(config).items():
         print(f"DIME against SimA-MC, n = {n}", flush=True)
         halves = [attack_half(config, n, max(budgets), half) for half in (0, 1)]
         for q in budgets:
             panels[n, q] = attack_panel(config, n, q, *halves)
-    return AttackStudy(
-        [panels[n, config.attack.fixed_q] for n in config.attack.sizes],
-        [panels[config.attack.fixed_n, q] for q in config.attack.budgets],
-    )
+    return {
+        "dataset_size": [panels[n, config.attack.fixed_q] for n in config.attack.sizes],
+        "query_budget": [panels[config.attack.fixed_n, q] for q in config.attack.budgets],
+    }
 
 
 def draw_attack_panels(panels: Sequence[Panel]) -> Figure:
@@ -502,7 +499,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, object]:
             print(name.replace("_", " "), flush=True)
             numbers[name] = compute(config)
             save_study(workdir, name, numbers[name], draw)
-        for name, panels in attack_study(config)._asdict().items():
+        for name, panels in attack_study(config).items():
             numbers[name] = panels
             save_study(workdir, name, panels, draw_attack_panels)
     return numbers

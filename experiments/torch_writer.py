@@ -40,8 +40,6 @@ class TorchPickler(pickle._Pickler):
     """Pickles arrays as PyTorch pickles tensors. The pure Python pickler lets us write names that do not exist."""
 
     dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
-    proto: int
-    save: Callable[[object], None]
     write: Callable[[bytes], object]
     memoize: Callable[[object], None]
 

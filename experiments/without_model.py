@@ -49,11 +49,7 @@ class ImagesAlone(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Looked(NamedTuple):
-    """What was found, and the groups of all images of the source: copies of one picture, photos of one person."""
-
-    alone: ImagesAlone
-    groups: np.ndarray
+Looked = tuple[ImagesAlone, np.ndarray]
 
 
 def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> Looked:
@@ -64,6 +60,9 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
       halves: which of them are used.
       transform: how the model sees them.
       seed: of folds, and of the part that is looked at where there are very many.
+
+    Returns:
+      What was found, and the groups of all images of the source: copies of one picture, photos of one person.
     """
     everyone = halves.together()
     sides = [side for half in halves for side in (half.member, half.heldout)]
@@ -76,16 +75,11 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
     across = (
         f"{found.across_member_heldout} clusters of copies lie across members and held-out images, and were left in"
     )
-    alone = ImagesAlone(
-        found,
-        blind.auc,
-        scores.member.tolist(),
-        scores.heldout.tolist(),
-        scores.member_scores.tolist(),
-        scores.heldout_scores.tolist(),
-        (*blind.warnings, *([across] if found.across_member_heldout else [])),
-    )
-    return Looked(alone, groups)
+    warnings = (*blind.warnings, *([across] if found.across_member_heldout else []))
+    columns = (scores.member, scores.heldout, scores.member_scores, scores.heldout_scores)
+    member, heldout, member_scores, heldout_scores = (column.tolist() for column in columns)
+    alone = ImagesAlone(found, blind.auc, member, heldout, member_scores, heldout_scores, warnings)
+    return alone, groups
 
 
 def write(directory: pathlib.Path, found: ImagesAlone) -> None:
@@ -96,7 +90,7 @@ def write(directory: pathlib.Path, found: ImagesAlone) -> None:
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
     """Write the file of a run that has none."""
     if not (directory / FILE).exists():
-        write(directory, look(source, stages.read_halves(directory), transform, seed).alone)
+        write(directory, look(source, stages.read_halves(directory), transform, seed)[0])
 
 
 def results(directory: pathlib.Path) -> StudyFindings:

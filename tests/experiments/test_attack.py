@@ -230,7 +230,7 @@ class TestImagesAlone:
         split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
         source = dj.data.from_images(pixels)
         halves = dj.data.halves(split, source.ids, seed=0)
-        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0).alone
+        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)[0]
 
     def test_copies_on_both_sides_are_counted_and_said(self):
         pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
