@@ -3,7 +3,6 @@
 n = 50,000 points of dimension 3072, 256 queries. Memory is the process's own peak while the call runs.
 """
 
-import importlib.util
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 
 import dime_jax as dj
-from benchmarks.timing import median_seconds
+from benchmarks.timing import HAS_TORCH, median_seconds
 
 POINTS, DIM, QUERIES = 50_000, 3072, 256
 TIMES = (0, 100, 500)
@@ -96,7 +95,7 @@ def compare_on(name: str, train: np.ndarray, schedule: dj.NoiseSchedule) -> None
             "products": lambda: two_products(queries, points).block_until_ready(),
             "ideal": lambda t=t: denoiser.eps(queries, t).block_until_ready(),
         }
-        if importlib.util.find_spec("torch"):
+        if HAS_TORCH:
             runs["torch"] = torch_dense(train, g, t, schedule)
         times = median_seconds(runs, ROUNDS)
         against = {key: times["ideal"] / value for key, value in times.items() if key != "ideal"}

@@ -6,7 +6,6 @@ DIME with q = 10 on the 35.7M-parameter U-Net of CIFAR-10, against as many jitte
 micro-batch; rounds alternate, so that a change in the machine's load meets both, and medians are compared.
 """
 
-import importlib.util
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import median_seconds
+from benchmarks.timing import HAS_TORCH, median_seconds
 from dime_jax import data, models, scoring
 from dime_jax.attacks import get_attack
 from dime_jax.core.denoiser import PRECISION, Denoiser
@@ -105,7 +104,7 @@ def run() -> None:
         "bare": bare_passes(model, micro_batch, BATCHES * (PROBES + 1)),
         "engine": engine_run(model, micro_batch, images),
     }
-    if importlib.util.find_spec("torch"):
+    if HAS_TORCH:
         loop = torch_loop(images)
         sides.update({f"torch at {size}": loop(size) for size in TORCH_MICRO_BATCHES})
     medians = median_seconds(sides, ROUNDS)

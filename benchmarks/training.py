@@ -8,14 +8,13 @@ few steps, so that a change in the machine's load meets both. Without PyTorch on
 """
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.timing import median_seconds, median_seconds_apart
+from benchmarks.timing import HAS_TORCH, median_seconds, median_seconds_apart
 from dime_jax import models, training
 from dime_jax._util.distributed import data_mesh, replicated
 from dime_jax.core.schedule import linear_schedule
@@ -87,7 +86,7 @@ def random_images(count: int, shape: tuple[int, ...]) -> np.ndarray:
 def run() -> None:
     """Time both sides, print them and their ratio; images per second."""
     sides = {"dime_jax": our_step}
-    if importlib.util.find_spec("torch"):
+    if HAS_TORCH:
         sides["torch"] = torch_step
     rates = {name: BATCH / seconds for name, seconds in median_seconds_apart(sides, TURNS, STEPS).items()}
     for name, rate in rates.items():

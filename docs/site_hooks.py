@@ -82,9 +82,8 @@ def _code(cell: dict) -> str:
     for output in cell["outputs"]:
         data = output.get("data", {})
         if "image/png" in data:
-            parts.append(
-                f'<img alt="What the cell above drew" src="data:image/png;base64,{data["image/png"].strip()}">'
-            )
+            picture = data["image/png"].strip()
+            parts.append(f'<img alt="What the cell above drew" src="data:image/png;base64,{picture}">')
         elif output.get("text") or "text/plain" in data:
             parts.append(f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts)
@@ -95,15 +94,9 @@ def api_page() -> str:
     import dime_jax
 
     modules = [one for one in map(dime_jax.__getattr__, dime_jax.__all__) if inspect.ismodule(one)]
-    lines = [
-        "# API reference",
-        "",
-        "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics`, …",
-        "Lower scores mean member, for every statistic, everywhere.",
-        "",
-        "## dime_jax",
-        "",
-    ]
+    names = "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics`, …"
+    scores = "Lower scores mean member, for every statistic, everywhere."
+    lines = ["# API reference", "", names, scores, "", "## dime_jax", ""]
     top = _defined(dime_jax, set())
     lines += [f"::: {path}" for path in top]
     for module in modules:

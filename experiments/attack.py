@@ -36,7 +36,7 @@ from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
 from experiments import generated, without_model
 from experiments.launch import launch
-from experiments.study_data import Study, generated_directory, open_study, transform_of
+from experiments.study_data import Study, generated_directory, open_study
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -145,12 +145,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
-    if not attack.transform:
+    if attack.transform:
+        transform = data.get_transform(attack.transform, denoiser.image_shape)
+    else:  # the source's own
         study = study._replace(source=own_transforms(study.source, denoiser.image_shape))
-    transform = transform_of(config, study.source, denoiser.image_shape)
-    options = scoring.ScoringOptions(
-        micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
-    )
+        transform = data.transform_for(study.source, denoiser.image_shape)
+    budget = Budget(attack.max_queries, attack.max_queries_per_image)
+    options = scoring.ScoringOptions(micro_batch=attack.micro_batch, budget=budget)
     halves, looked = halves_of(config, study), list[without_model.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 

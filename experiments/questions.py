@@ -138,7 +138,7 @@ def crowding(study: RunSet) -> list[Crowding]:
             continue
         levels = [row._replace(scores=row.level) for row in rows if row.level is not None]
         same = _difference(study.runs, rows, levels, "its level, same setting")
-        alone = [_level_only(run, row.queries) for run, row in zip(study.runs, rows)]
+        alone = [run.largest_tier("level_only", row.queries) for run, row in zip(study.runs, rows)]
         own = _difference(study.runs, rows, [row for row in alone if row]) if all(alone) else None
         found.append(Crowding(tuple(row.calibration.weights[1] for row in rows), same, own))
     return found
@@ -231,11 +231,6 @@ def common_rows(study: RunSet) -> list[list[Row]]:
     """For each row that all runs have: the row of every run."""
     every = [[run.row(row.attack, row.q) for run in study.runs] for row in study.first.rows]
     return [[row for row in rows if row] for rows in every if all(rows)]
-
-
-def _level_only(run: Run, queries: int) -> Row | None:
-    tiers = [row for row in run.rows if row.attack == "level_only" and row.queries <= queries]
-    return max(tiers, key=lambda row: row.queries, default=None)
 
 
 def _difference(runs: Sequence[Run], first: Sequence[Row], second: Sequence[Row], name: str = "") -> Difference:

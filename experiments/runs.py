@@ -122,9 +122,10 @@ class Run(NamedTuple):
         """How many members and held-out images each half has, in words."""
         return f"calibration {_counts(self.halves.calibration)}, test {_counts(self.halves.test)}"
 
-    def largest_tier(self, attack: str) -> Row | None:
-        """The row of an attack that makes the most queries; None if the run does not have the attack."""
-        return max((row for row in self.rows if row.attack == attack), key=lambda row: row.queries, default=None)
+    def largest_tier(self, attack: str, queries: float = np.inf) -> Row | None:
+        """The row of an attack that makes the most queries, at most so many; None if the run has none."""
+        tiers = [row for row in self.rows if row.attack == attack and row.queries <= queries]
+        return max(tiers, key=lambda row: row.queries, default=None)
 
     def scores(self, row: Row) -> Scores:
         """Scores of a row, on the images that it has scores for."""
@@ -174,12 +175,10 @@ class Run(NamedTuple):
         """What to type to repeat the run, with these flags or else with those that give its config."""
         changed = config_flags(self.overrides()) if flags is None else flags
         colon = f":{self.variant}" if self.variant else ""
-        programs = ["latent_study" if self.config["attack"]["model"] == "pipeline" else "attack"]
-        if self.config["attack"]["model"] == "trained":
-            programs.insert(0, "train")
+        programs = {"pipeline": ["latent_study"], "trained": ["train", "attack"]}
         return [
             f"python -m experiments.{program} --config={self.config_file}{colon} --workdir=W {changed}".rstrip()
-            for program in programs
+            for program in programs.get(self.config["attack"]["model"], ["attack"])
         ]
 
 

@@ -49,12 +49,6 @@ def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
     return Study(source, data.Split(member, _part(section.max_heldout, section.part, rest.heldout, section.split_seed)))
 
 
-def transform_of(config: ConfigDict, source: data.Source, image_shape: tuple[int, ...]) -> data.Transform:
-    """How the model sees the images: the config's pipeline, or the source's own."""
-    name = config.attack.transform
-    return data.get_transform(name, image_shape) if name else data.transform_for(source, image_shape)
-
-
 def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
     """Where a workdir keeps what was generated."""
     return pathlib.Path(workdir) / "generated"

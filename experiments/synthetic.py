@@ -404,21 +404,15 @@ def rank_correlation(first: Sequence[float] | np.ndarray, second: Sequence[float
     return float(stats.spearmanr(first, second).statistic) if vary else None
 
 
-def attack_budgets(config: ConfigDict) -> dict[int, list[int]]:
-    """The query budgets to evaluate for each dataset size."""
-    attack = config.attack
-    budgets = {n: {attack.fixed_q} for n in attack.sizes}
-    budgets.setdefault(attack.fixed_n, set()).update(attack.budgets)
-    return {n: sorted(qs) for n, qs in budgets.items()}
-
-
 def attack_study(config: ConfigDict) -> dict[str, list[Panel]]:
     """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid).
 
     Returns panels over dataset size n at one q, and over query budget q at one n.
     """
     panels: dict[tuple[int, int], Panel] = {}
-    for n, budgets in attack_budgets(config).items():
+    queries = {n: {config.attack.fixed_q} for n in config.attack.sizes}
+    queries.setdefault(config.attack.fixed_n, set()).update(config.attack.budgets)
+    for n, budgets in queries.items():
         print(f"DIME against SimA-MC, n = {n}", flush=True)
         halves = [attack_half(config, n, max(budgets), half) for half in (0, 1)]
         for q in budgets:
