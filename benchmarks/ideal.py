@@ -64,7 +64,14 @@ def peak_extra_bytes(run: Callable[[], Any]) -> int:
 
 
 def torch_dense(train: np.ndarray, g: np.ndarray, t: int, schedule: dj.NoiseSchedule) -> Callable[[], Any]:
-    """softmax(-||g - a x||^2 / 2 sigma^2) x in one piece, as one would write it in PyTorch."""
+    """softmax(-||g - a x||^2 / 2 sigma^2) x in one piece, as one would write it in PyTorch.
+
+    Args:
+      train: points x.
+      g: queries.
+      t: timestep.
+      schedule: gives a and sigma.
+    """
     import torch
 
     x, queries = torch.from_numpy(train), torch.from_numpy(g)

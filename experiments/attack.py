@@ -95,7 +95,7 @@ def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path,
         return file, {"model_flags": flags if flags.is_file() else None}
     attack = config.attack
     if not attack.checkpoint:
-        raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
+        raise ValueError("config.attack.checkpoint must be set: --config.attack.checkpoint=FILE")
     return pathlib.Path(attack.checkpoint), {"model_flags": attack.model_flags or None}
 
 
@@ -112,7 +112,7 @@ def jobs_of(attack: ConfigDict) -> list[planning.Job]:
 def without_places(config: ConfigDict) -> JsonObject:
     """The config's values for the record: files by their names and sources by their kinds, not where they lie here.
 
-    What they held is told by the fingerprints in the score tables.
+    The fingerprints in the score tables identify their contents.
     """
     values = json.loads(config.to_json())
     for name in (*SOURCES, *FILES):

@@ -145,10 +145,12 @@ def read_table(workdir: str | os.PathLike[str]) -> DpTable:
     vanilla = [arm for arm in found if arm.epsilon is None]
     private = sorted((arm for arm in found if arm.epsilon is not None), key=lambda arm: arm.epsilon or 0.0)
     if len(vanilla) != 1 or not private:
-        raise ValueError(f"expected one arm without privacy and some with in {workdir}, got {len(found)} finished arms")
+        raise ValueError(
+            f"{workdir} must have one arm without privacy and some with it, got {len(found)} finished arms"
+        )
     for arm in private:
         if not np.array_equal(arm.run.member, vanilla[0].run.member) or _test_images(arm) != _test_images(vanilla[0]):
-            raise ValueError(f"expected all arms in {workdir} to be attacked with the same images: {arm.title} is not")
+            raise ValueError(f"all arms in {workdir} must be attacked with the same images, {arm.title} is not")
     return DpTable(tuple(private), vanilla[0])
 
 

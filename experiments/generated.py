@@ -51,7 +51,7 @@ _GUIDED_FLAGS = {
 
 
 def generate(section: ConfigDict, directory: pathlib.Path, seed: int) -> None:
-    """Write what `config.data` describes, and a checkpoint, into `directory`; what is there is kept.
+    """Write what `config.data` describes, and a checkpoint, into `directory`, unless it exists.
 
     Args:
       section: `config.data`.

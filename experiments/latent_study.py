@@ -7,7 +7,7 @@ WORKDIR/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captio
 WORKDIR/train/                           states and losses of the autoencoder's and the U-Net's training
 WORKDIR/attack/                          the run of `experiments.attack` on the pipeline, members and held-out images
 
-Everything continues when it is started again.
+An interrupted study resumes when it is started again.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class CaptionedImages(NamedTuple):
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
-    """Train, and attack as `experiments.attack` does; what is there is kept. Returns what results.json holds.
+    """Train, and attack as `experiments.attack` does; finished steps are reused. Returns what results.json holds.
 
     Args:
       config: of `configs.latent_digits`.
@@ -94,7 +94,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 
 def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
-    """Train and save the pipeline, and save the images; what is there is kept.
+    """Train and save the pipeline, and save the images; what is finished is reused.
 
     Args:
       output: where the folders go.
@@ -122,7 +122,7 @@ def _begin(path: pathlib.Path, facts: Mapping[str, object]) -> None:
     """Write down what is trained; another training in the same place is refused."""
     there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else facts
     if there != facts:
-        raise ValueError(f"{path.parent} holds another training, expected the same: {there} -> {dict(facts)}")
+        raise ValueError(f"{path.parent} holds another training: it has {there}, this one {dict(facts)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, facts)
 
@@ -211,7 +211,7 @@ def unet_loss(spec: models.ModelSpec, x: jax.Array, condition: jax.Array, empty:
 
 
 def _train(loss: Loss, variables: PyTree, steps: int, key: jax.Array, directory: pathlib.Path) -> PyTree:
-    """Adam with a cosine decay, its states kept in a directory; gives the average of the last updates' weights."""
+    """Adam with a cosine decay, resumed from its checkpoints; return the average of the last updates' weights."""
     optimiser = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
 
     @jax.jit

@@ -113,7 +113,7 @@ def draw(numbers: TrainingProgress) -> Figure:
 def _snapshots(workdir: pathlib.Path) -> Iterator[tuple[int, pathlib.Path]]:
     found = sorted((int(path.name), path) for path in (workdir / SNAPSHOTS).glob("[0-9]*") if path.name.isdecimal())
     if not found:
-        raise ValueError(f"expected models in {workdir / SNAPSHOTS}: train with --config.train.snapshot_every=N")
+        raise ValueError(f"no models in {workdir / SNAPSHOTS}: train with --config.train.snapshot_every=N")
     yield from found
 
 

@@ -96,7 +96,7 @@ def norm_scores(
     Returns:
       Scores [p, timesteps, n] of each side.
     """
-    ask = _remembering(denoiser.eps_fn())
+    ask = _cached(denoiser.eps_fn())
 
     def scores(side: np.ndarray) -> np.ndarray:
         batches = np.split(side, range(_BATCH, len(side), _BATCH))
@@ -108,8 +108,8 @@ def norm_scores(
     return images.map(scores)
 
 
-def _remembering(eps_fn: EpsFn) -> EpsFn:
-    """The same answers, asked for once: other norms of one response cost no queries."""
+def _cached(eps_fn: EpsFn) -> EpsFn:
+    """Return the same function with a cache: other norms of one response cost no queries."""
     known: dict[tuple[int, bytes], jax.Array] = {}
 
     def eps(x: jax.Array, t: ArrayLike) -> jax.Array:
@@ -213,7 +213,9 @@ def network_trace(denoiser: Denoiser, g: np.ndarray, t: int) -> np.ndarray:
     """tr ∇ε(g, t) [B], exactly: the diagonal of the Jacobian, one forward-mode derivative per value of an image."""
 
     if not denoiser.traceable or denoiser.num_classes is not None:
-        raise ValueError(f"expected an unconditional network that JAX can differentiate, got {denoiser.name}")
+        raise ValueError(
+            f"the network must be unconditional, and JAX must be able to differentiate it, got {denoiser.name}"
+        )
     with jax.default_matmul_precision(PRECISION):
         diagonal = [_diagonal(denoiser.apply, denoiser.params, g, jnp.int32(t), place) for place in range(g[0].size)]
         return np.sum(diagonal, axis=0)

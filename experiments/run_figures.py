@@ -57,7 +57,7 @@ def best_dime(run: Run) -> Row:
     """DIME at its largest query tier."""
     row = run.largest_tier("dime")
     if row is None:
-        raise ValueError(f"expected a run of dime in {run.directory}, got {sorted({row.attack for row in run.rows})}")
+        raise ValueError(f"{run.directory} must have the attack dime, got {sorted({row.attack for row in run.rows})}")
     return row
 
 

@@ -227,7 +227,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     try:
         record = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{directory} is no run of experiments.attack: no {CONFIG_FILE} in it") from None
+        raise ValueError(f"{directory} is not a run of experiments.attack: it has no {CONFIG_FILE}") from None
     file, _, variant = record["file"].partition(":")
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
@@ -257,7 +257,7 @@ def _get_config(study: str) -> Callable[[str], ConfigDict]:
     try:
         return importlib.import_module(f"experiments.configs.{study}").get_config
     except ModuleNotFoundError:
-        raise ValueError(f"no config experiments/configs/{study}.py, with which the run says it was made") from None
+        raise ValueError(f"no config experiments/configs/{study}.py, which the run was made with") from None
 
 
 def _seed(run: Run) -> int:

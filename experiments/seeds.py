@@ -26,13 +26,15 @@ def seeded(
     """
     wrong = next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), None)
     if wrong is not None:
-        raise ValueError(f"expected different whole numbers such as --seeds=0,1,2, got {wrong!r}")
+        raise ValueError(f"--seeds must be different whole numbers such as 0,1,2, got {wrong!r}")
     if not seeds:
         yield config, pathlib.Path(workdir)
         return
     data = config.data
     if data.split in ("file", "joined") and data.reserved is None and data.max_members is None:
-        raise ValueError(f"expected a split that a seed can change, got all of config.data.split={data.split!r}")
+        raise ValueError(
+            f"--seeds needs a split that a seed changes, got all images of config.data.split={data.split!r}"
+        )
     for seed in map(int, seeds):
         yield with_seed(config, seed), pathlib.Path(workdir) / f"seed_{seed}"
 

@@ -4,8 +4,8 @@
 
 trains `experiments/configs/digits.py` in W, a thousand updates at a time, and after each thousand asks the attack that
 an audit would choose, on that audit's own calibration half: what share of the members scores below all held-out images
-but one? The model is the first whose share reaches 60 % at two checks running, since the first crossing alone is biased
-upwards. Test half and candidates play no part. Everything continues when it is started again.
+but one? The model is the first whose share reaches 60 % in two checks in a row, since the first crossing alone is
+biased upwards. Test half and candidates play no part. An interrupted run resumes when it is started again.
 """
 
 import pathlib
@@ -63,7 +63,7 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> float:
 
 
 def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
-    """The model after so many updates, kept beside the others; training goes on from the last of them."""
+    """The model after so many updates, kept beside the others; training resumes from the last of them."""
     kept = workdir / "snapshots" / str(updates)
     if not kept.exists():
         config = digits.get_config().unlock()
@@ -82,7 +82,7 @@ def main() -> None:
         if chosen is not None:
             print(f"the model: {workdir / 'snapshots' / str(list(found)[chosen])}")
             return
-    raise ValueError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
+    raise ValueError(f"no model reached {WANTED:.0%} in {CHECKS_RUNNING} checks in a row by {_LAST.value:,} updates")
 
 
 if __name__ == "__main__":

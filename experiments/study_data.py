@@ -57,11 +57,15 @@ def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
 def _open(section: ConfigDict) -> Study:
     for name in ("source", "heldout"):
         if section[name].endswith(":"):
-            raise ValueError(f"expected a place after {section[name]!r}: give --config.data.{name}={section[name]}DIR")
+            raise ValueError(
+                f"config.data.{name} must name a folder: --config.data.{name}={section[name]}DIR, got {section[name]!r}"
+            )
     source = data.open_source(section.source)
     if section.split == "file":
         if not section.split_file:
-            raise ValueError("expected a split file: give --config.data.split_file=FILE.npz")
+            raise ValueError(
+                "config.data.split_file must be set for the split 'file': --config.data.split_file=FILE.npz"
+            )
         return Study(source, data.read_split(section.split_file, source))
     if section.split in SPLITS:
         return Study(source, SPLITS[section.split](source, section.split_size, section.split_seed))
@@ -83,7 +87,7 @@ def _part(size: int, part: int, index: np.ndarray, seed: int) -> np.ndarray:
     """Images part · size … (part + 1) · size of a random order, sorted."""
     start = part * size
     if start + size > len(index):
-        raise ValueError(f"expected config.data.part < {len(index) // size}, got config.data.part={part}")
+        raise ValueError(f"config.data.part must be < {len(index) // size}, got {part}")
     return np.sort(np.random.default_rng(seed).permutation(index)[start : start + size])
 
 

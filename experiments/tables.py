@@ -57,7 +57,7 @@ def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -
     STUDY_VARIANT_questions.md answers the paper's questions over the models of a study.
     """
     if not runs:
-        raise ValueError("expected at least one run directory, got none")
+        raise ValueError("--runs must name at least one run directory, got none")
     tables = [make_table(read_run(run)) for run in runs]
     output.mkdir(parents=True, exist_ok=True)
     names = [table.run.name.replace(":", "_") for table in tables]
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     def _main() -> None:
         if _RESULTS.value:
             if not _KEPT.value:
-                raise ValueError("expected --kept=FOLDER with --results")
+                raise ValueError("--results needs --kept=FOLDER")
             results_page.write_pages(pathlib.Path(_KEPT.value), pathlib.Path(_RESULTS.value))
             return
         for table in write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value)):

@@ -88,7 +88,14 @@ def write(directory: pathlib.Path, found: ImagesAlone) -> None:
 
 
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
-    """Write the file of a run that has none."""
+    """Write the file of a run that has none.
+
+    Args:
+      directory: of the run.
+      source: the images.
+      transform: how the model sees them.
+      seed: as in `look`.
+    """
     if not (directory / FILE).exists():
         write(directory, look(source, stages.read_halves(directory), transform, seed)[0])
 
@@ -99,7 +106,7 @@ def results(directory: pathlib.Path) -> StudyFindings:
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
-        raise ValueError(f"{directory} is not a finished run of experiments.attack: no {FILE} in it")
+        raise ValueError(f"{directory} is not a finished run of experiments.attack: it has no {FILE}")
     alone = records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
     blind = None
     if alone.blind_auc is not None:

@@ -172,9 +172,13 @@ class TestConfigs:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
         [
-            ("cifar10", {}, r"expected a place after 'cifar10:': give --config\.data\.source=cifar10:DIR"),
+            (
+                "cifar10",
+                {},
+                r"config\.data\.source must name a folder: --config\.data\.source=cifar10:DIR, got 'cifar10:'",
+            ),
             ("imagenet256", {"source": "digits"}, r"give --config\.data\.heldout=imagenetv2:DIR"),
-            ("cifar10", {"source": "digits"}, r"expected a split file: give --config\.data\.split_file"),
+            ("cifar10", {"source": "digits"}, r"must be set for the split 'file': --config\.data\.split_file"),
             ("cifar10", {"split": "halves"}, "unknown config.data.split 'halves'"),
         ],
     )
@@ -185,7 +189,9 @@ class TestConfigs:
             study_data.open_study(config, tmp_path)
 
     def test_missing_checkpoint_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
+        with pytest.raises(
+            ValueError, match=r"config\.attack\.checkpoint must be set: --config\.attack\.checkpoint=FILE"
+        ):
             attack.checkpoint(get_config("cifar10"), tmp_path)
 
 

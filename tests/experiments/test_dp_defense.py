@@ -98,7 +98,7 @@ class TestStudy:
         copy = tmp_path / "study"
         shutil.copytree(workdir, copy)
         shutil.rmtree(copy / "vanilla")
-        with pytest.raises(ValueError, match="expected one arm without privacy and some with"):
+        with pytest.raises(ValueError, match="must have one arm without privacy and some with it"):
             dp_table.read_table(copy)
 
 

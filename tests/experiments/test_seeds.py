@@ -51,9 +51,13 @@ def test_each_seed_has_its_workdir(tmp_path):
 @pytest.mark.parametrize(
     ("config", "wanted", "message"),
     [
-        (digits.get_config(), ["1", "1"], "expected different whole numbers such as --seeds=0,1,2, got '1'"),
+        (digits.get_config(), ["1", "1"], "--seeds must be different whole numbers such as 0,1,2, got '1'"),
         (digits.get_config(), ["-1"], "got '-1'"),
-        (cifar10.get_config(), ["0", "1"], r"expected a split that a seed can change, got all of config\.data\.split="),
+        (
+            cifar10.get_config(),
+            ["0", "1"],
+            r"--seeds needs a split that a seed changes, got all images of config\.data\.split=",
+        ),
     ],
 )
 def test_bad_seeds_are_refused(tmp_path, config, wanted, message):

@@ -116,7 +116,7 @@ class TestRun:
         assert runs.read_run(directory).name == "cifar10:paper"
 
     def test_other_directories_are_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"is no run of experiments\.attack: no config\.json in it"):
+        with pytest.raises(ValueError, match=r"is not a run of experiments\.attack: it has no config\.json"):
             runs.read_run(tmp_path)
 
 
@@ -258,7 +258,7 @@ class TestRendering:
         assert "`W/attack/test`" in elsewhere
 
     def test_no_runs(self, tmp_path):
-        with pytest.raises(ValueError, match="expected at least one run directory"):
+        with pytest.raises(ValueError, match="--runs must name at least one run directory"):
             tables.write_tables([], pathlib.Path(tmp_path))
 
 
