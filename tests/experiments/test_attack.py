@@ -177,7 +177,7 @@ class TestConfigs:
                 {},
                 r"config\.data\.source must name a folder: --config\.data\.source=cifar10:DIR, got 'cifar10:'",
             ),
-            ("imagenet256", {"source": "digits"}, r"give --config\.data\.heldout=imagenetv2:DIR"),
+            ("imagenet256", {"source": "digits"}, r"must name a folder: --config\.data\.heldout=imagenetv2:DIR"),
             ("cifar10", {"source": "digits"}, r"must be set for the split 'file': --config\.data\.split_file"),
             ("cifar10", {"split": "halves"}, "unknown config.data.split 'halves'"),
         ],

@@ -72,7 +72,7 @@ class TestIdealGap:
 
     def test_a_plain_function_has_no_derivative(self):
         plain = dj.Denoiser.from_function(lambda g, t: g, dj.linear_schedule(), SHAPE)
-        with pytest.raises(ValueError, match="the network must be unconditional, .* differentiate it, got mine"):
+        with pytest.raises(ValueError, match=r"the network must be unconditional, .* differentiate it, got mine"):
             model_figures.network_trace(plain, np.zeros((1, *SHAPE), np.float32), 7)
 
 
