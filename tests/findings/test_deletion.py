@@ -9,6 +9,7 @@ from dime_jax.evidence import DeletionVerdict
 from dime_jax.findings.deletion import find_deletion
 from dime_jax.protocol.facts import BeforeAfter
 
+BROKEN = UnusableCandidate("broken", "is empty")
 HELDOUT = np.tile(np.arange(1.0, 40.0), (2, 1))
 LOW = np.linspace(0.1, 0.8, 8)
 MIDDLE = np.array([3.5, 8.5, 13.5, 18.5, 21.5, 26.5, 31.5, 36.5])  # half of 8 · 39 pairs
@@ -62,11 +63,7 @@ def test_flags_use_the_cutoff_of_the_model_before():
         ({"direction": BELOW}, MIDDLE, "members and held-out images look swapped"),
         ({"far": range(8)}, MIDDLE, "as pictures they are unlike the held-out images"),
         ({}, np.append(MIDDLE[:7], np.nan), "the model gave no finite answer for 1 of 8 candidates"),
-        (
-            {"unusable_candidates": (UnusableCandidate("broken", "is empty"),)},
-            MIDDLE,
-            "1 of 9 candidates could not be read",
-        ),
+        ({"unusable_candidates": (BROKEN,)}, MIDDLE, "1 of 9 candidates could not be read"),
     ],
 )
 def test_where_the_verdict_is_withheld_so_is_every_number(changes, after, why):

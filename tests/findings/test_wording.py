@@ -8,6 +8,7 @@ from dime_jax.findings import wording
 from dime_jax.findings.results import LikenessFound
 from dime_jax.protocol.facts import BeforeAfter
 
+UNLIKE = LikenessFound(0.001, True)
 CHANCE, WORSE = (0.5, 0.4, 0.6), (0.3, 0.2, 0.4)
 REMEMBERS = "This model remembers its training images"
 
@@ -17,10 +18,7 @@ REMEMBERS = "This model remembers its training images"
     [
         (audit((row(tpr=(0.6, 0.5, 0.7)),)), f"{REMEMBERS}: most of them can be picked out with few false alarms."),
         (audit((row(tpr=(0.9, 0.49, 1)),)), f"{REMEMBERS}: some of them can be picked out with few false alarms."),
-        (
-            audit((row(tpr=(0.9, 0.04, 1)),)),
-            f"{REMEMBERS}, but hardly any single one can be picked out with confidence.",
-        ),
+        (audit((row(tpr=(0.9, 0.04, 1)),)), f"{REMEMBERS}, but hardly any single one can be picked out"),
         (audit((row(CHANCE),), direction=UNSURE), "No sign that this model remembers its training images."),
         (audit((row(CHANCE),), direction=ABOVE), "The attack that decides cannot tell members from held-out images, b"),
         (audit((row(WORSE),)), "The attack does worse than chance on the test half: members and held-out images may b"),
@@ -33,10 +31,7 @@ REMEMBERS = "This model remembers its training images"
         (audit((), candidates=found(withheld="they are unlike")), "No verdict: they are unlike."),
         (audit((), candidates=found(can_decide=False)), "Too few held-out images to decide anything."),
         (audit((), candidates=found(evidence=0)), "As a set, the candidates look like training images, though no si"),
-        (
-            audit((), candidates=found(evidence=0, set_test=set_test(0.06))),
-            "No evidence that any candidate was in the training set.",
-        ),
+        (audit((), candidates=found(evidence=0, set_test=set_test(0.06))), "No evidence that any candidate was in"),
         (audit((), candidates=found(), model_check=FAILED), "This cannot be audited as it is"),
     ],
 )
@@ -77,16 +72,10 @@ def test_candidates(candidates, end):
         (audit(blind_baseline=blind(True, False)), ["A classifier that never saw the model tells the two sets apart"]),
         (audit(caption_baseline=blind(True, True)), ["The captions alone, without model or pictures, tell the two"]),
         (
-            audit(candidates=found(likeness=LikenessFound(0.0005, True, 9), less_like_members=0.004)),
-            [
-                "The candidates are a different kind of picture from the held-out images (p < 0.001, judged without",
-                "Th",
-            ],
+            audit(candidates=found(likeness=UNLIKE)),
+            ["The candidates are a different kind of picture from the held-out"],
         ),
-        (
-            audit((row(CHANCE),), candidates=found(set_test=set_test(0.01))),
-            ["As a set, the candidates look like training images (p = 0.010), but the members do not."],
-        ),
+        (audit((row(CHANCE),), candidates=found(set_test=set_test(0.01))), ["As a set, the candidates look like trai"]),
         (audit((row(CHANCE),), candidates=found(set_test=set_test(0.011))), []),
         (audit(candidates=found(set_test=set_test(0.01))), []),
         (audit(model_check=FAILED, direction=BELOW), ["The model does not predict noise: at t = 500"]),
@@ -112,12 +101,8 @@ def test_alarms(findings, starts):
         (deletion(DeletionVerdict.NOTHING_BEFORE, before=0.3), "There was nothing to see before the deletion: the", 0),
         (deletion(DeletionVerdict.NOTHING_BEFORE, before=0.3, after=0.01), "There was nothing to see before", 1),
         (deletion(withheld="too few answers"), "No verdict: too few answers.", 0),
-        (deletion(withheld="unlike", likeness=LikenessFound(0.001, True)), "No verdict: unlike.", 1),
-        (
-            deletion(withheld="no denoiser", model_check=BeforeAfter(PASSED, FAILED)),
-            "This cannot be audited as it is",
-            1,
-        ),
+        (deletion(withheld="unlike", likeness=UNLIKE), "No verdict: unlike.", 1),
+        (deletion(withheld="no", model_check=BeforeAfter(PASSED, FAILED)), "This cannot be audited as it is", 1),
     ],
 )
 def test_deletions(findings, answer, alarms):

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from handmade import audit, deletion, found, record, row
+from handmade import audit, deletion, found, record
 
 from dime_jax.evidence import DeletionVerdict, Verdict
 from dime_jax.findings.results import AdjustedFound, CandidateRow, DeletionRow, Headline, Truth
@@ -76,14 +76,6 @@ def test_withheld_verdicts_show_no_number():
     assert "As a set" not in page
     assert not re.findall(r"p [=&<] ?(?:lt;)? ?0\.\d", page)
     assert rows_of(page)[0][3:5] == ["–", "–"]
-
-
-def test_a_row_for_every_attack_and_the_deciding_one_is_marked():
-    page = render(audit((row(), row(attack="loss", queries=2, auc=(0.6, 0.55, 0.65)))))
-    table = re.search(r'<table id="attacks">.*?</table>', page, re.DOTALL)[0]
-    assert re.findall(r'<tr class="( decides)?">', table) == [" decides", ""]
-    assert '60.0 <span class="range">55.0–65.0</span>' in table
-    assert '40.0 <span class="range">30.0–50.0</span>' in table
 
 
 @pytest.mark.parametrize("withheld", [None, "they are unlike"])
