@@ -16,11 +16,13 @@ from ml_collections.config_dict import ConfigDict
 import dime_jax as dj
 from dime_jax._util import distributed
 from dime_jax._util.records import plain
-from dime_jax.guards import model_check
 from dime_jax.loading import model_directory
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, runs, study_data, tables, without_model
 from experiments.configs.attack_section import attack_section, data_section
+
+# In the slow tests too: with more images, a random network would be asked in every other way as well.
+pytestmark = pytest.mark.usefixtures("small_model_check")
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
 # Of the others only the data differ, whose formats have tests of their own.
@@ -35,10 +37,7 @@ def get_config(name, *variant):
 
 
 def run_smoke(name, workdir):
-    """Check the model with two images, in the slow tests too: with more, a random network would be asked otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_check, "IMAGES", 2)
-        return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")
+    return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +286,7 @@ def test_first_process_raises_its_own_error():
 PROGRAM = """
 import runpy
 from dime_jax.guards import model_check
-model_check.IMAGES = 2  # as `run_smoke`
+model_check.IMAGES = 2  # as in the other runs
 runpy.run_module("experiments.attack", run_name="__main__")
 """
 

@@ -16,8 +16,6 @@ from dime_jax.scoring import planning, score_table
 from experiments import cross_fit, figures, model_figures, run_figures, runs, synthetic
 from experiments.model_figures import SidePair
 
-pytestmark = pytest.mark.usefixtures("real_figures")
-
 
 def naive_ideal(train, schedule):
     """ε* as one softmax in float32: fine at the noise levels of these tests, and a function that JAX can trace."""

@@ -18,8 +18,6 @@ from dime_jax.report import figures
 from experiments import synthetic
 from experiments.configs.synthetic import get_config
 
-pytestmark = pytest.mark.usefixtures("real_figures")
-
 FIGURES = ("bias_crowding", "three_cases", "denoiser_1d", "dataset_size", "query_budget")
 
 
