@@ -28,9 +28,10 @@ import safetensors
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import about
 from dime_jax._util.files import file_digests, read_json, unique
+from dime_jax._util.text import shorten
 from dime_jax._util.typing import JsonObject
 from dime_jax.models.checks import check_number
 

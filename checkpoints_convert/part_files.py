@@ -13,9 +13,10 @@ import numpy as np
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import about
-from dime_jax._util.files import printable, read_json
+from dime_jax._util.files import read_json
+from dime_jax._util.text import printable, shorten
 
 MAX_SHARDS = 1000
 

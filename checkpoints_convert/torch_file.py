@@ -34,8 +34,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from checkpoints_convert.torch_pickle import MAX_COUNT, CheckpointError, Storage, Tensor, kind, shorten, unpickle
-from dime_jax._util.files import printable
+from checkpoints_convert.torch_pickle import MAX_COUNT, CheckpointError, Storage, Tensor, kind, unpickle
+from dime_jax._util.text import printable, shorten
 
 MAX_PICKLE_BYTES = 16 * 2**20
 MAX_DIRECTORY_BYTES = 2 * 2**20  # of a zip archive; an entry takes about 80

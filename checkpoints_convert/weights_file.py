@@ -17,8 +17,9 @@ import safetensors
 
 from checkpoints_convert import torch_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
-from dime_jax._util.files import printable, unique
+from checkpoints_convert.torch_pickle import CheckpointError
+from dime_jax._util.files import unique
+from dime_jax._util.text import listed, printable, shorten
 
 # Parts of names that only say what a network was wrapped in, if all names begin with one.
 _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "unet", "diffusion_model", "online_model")
@@ -273,4 +274,4 @@ def _held(contents: object) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return shorten(", ".join(sorted(names)[:8])) + (", …" if len(names) > 8 else "")
+    return shorten(listed(sorted(names)), 120)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from dime_jax._util.text import shorten
+
 if TYPE_CHECKING:
     from dime_jax._util.typing import JsonObject  # imports JAX, which takes a while
 
@@ -71,7 +73,7 @@ def unique(pairs: list[tuple[str, object]]) -> "JsonObject":
     result: JsonObject = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"the key {name!r} occurs twice")
+            raise ValueError(f"the key {shorten(name)!r} occurs twice")
         result[name] = value
     return result
 
@@ -85,11 +87,6 @@ def file_digests(path: pathlib.Path) -> dict[pathlib.Path, str]:
         with file.open("rb") as stream:
             digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
     return digests
-
-
-def printable(text: str) -> str:
-    """Return a text for people; names in a file may hold anything, line breaks and terminal escapes included."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.core import draws
 from dime_jax.core.denoiser import Denoiser
@@ -273,7 +274,7 @@ class _Check:
         except _OTHER_ERRORS:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error, None)
             if reason.startswith("expected eps"):
                 raise
             raise ValueError(

@@ -26,6 +26,7 @@ import numpy as np
 from flax import traverse_util
 
 from dime_jax import models
+from dime_jax._util import text
 from dime_jax._util.files import file_digests, read_json
 from dime_jax._util.typing import JsonObject, PyTree
 
@@ -233,7 +234,7 @@ def one_line(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = text.one_line(error, None)
         reason = reason if len(reason) <= 300 else f"{reason[:150]} ... {reason[-150:]}"  # the cause is at either end
         raise ValueError(f"{path} cannot be {done}: {reason}") from None
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dime_jax import models
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
+from dime_jax._util.text import printable
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import conversion, model_directory
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
@@ -151,8 +152,7 @@ def _opened(directory: Path, origin: str, use: UseOptions, say: Say) -> OpenedMo
     lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
-    # A stranger's file may hold anything, line breaks and terminal escapes included.
-    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
+    return OpenedModel(denoiser, origin, tuple(map(printable, lines)))
 
 
 def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], object]:

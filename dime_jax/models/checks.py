@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 import numpy as np
 
 from dime_jax._util.records import field_names
+from dime_jax._util.text import shorten
 
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
 MAX_CHANNELS = 8192
@@ -96,6 +97,5 @@ def check_norm_groups(norm_groups: int, *widths: int) -> None:
 
 
 def short(value: object) -> str:
-    """The value in at most 60 characters, for errors."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """Return the value as text of bounded length, for errors."""
+    return shorten(repr(value))

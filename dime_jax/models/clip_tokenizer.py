@@ -12,6 +12,7 @@ import numpy as np
 
 from dime_jax._util import validate
 from dime_jax._util.files import read_json, read_text
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import JsonObject
 from dime_jax.models.checks import short
 
@@ -110,7 +111,7 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
     try:
         return build_tokenizer(read_vocabulary(folder), vocab_size, length)
     except (ValueError, OSError) as error:
-        raise ValueError(" ".join(f"tokeniser {folder}: {error}".split())) from None
+        raise ValueError(one_line(f"tokeniser {folder}: {error}", None)) from None
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:

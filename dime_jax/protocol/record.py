@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax.data import Pair, Split
+from dime_jax.data.groups import groups_of
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
@@ -170,5 +171,4 @@ class Record:
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""
-        groups = self.arrays.groups[indices]
-        return groups if np.any(groups >= 0) else None
+        return groups_of(self.arrays.groups, indices)

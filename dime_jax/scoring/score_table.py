@@ -20,7 +20,6 @@ those of its shards (see `digests`). All are checked before the Parquet reader, 
 """
 
 import dataclasses
-import io
 import json
 import os
 import pathlib
@@ -79,9 +78,7 @@ def open_manifest(directory: pathlib.Path, identity: JsonObject, micro_batch: in
     evidence = [*directory.glob(_SCORES), *shards.shards_in(directory), *query_ledger.ledgers(directory)]
     if evidence:
         raise Damaged(f"{path} is missing, and {evidence[0].name} goes with it")
-    tables = io.BytesIO()
-    np.savez(tables, allow_pickle=False, **fields)
-    _files.write_atomically(directory / _SCHEDULE, tables.getvalue())
+    _files.write_atomically(directory / _SCHEDULE, digests.dump_arrays(fields))
     manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}
     digests.write(path, manifest, [_SCHEDULE])
 
@@ -158,10 +155,9 @@ def store_own_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
     if not foreign or _TERMS in sealed.digests:
         return
-    table, buffer = read_table(directory), io.BytesIO()
+    table, names = read_table(directory), np.array([_job_name(job) for job in foreign])
     terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
-    np.savez(buffer, allow_pickle=False, jobs=np.array([_job_name(job) for job in foreign]), **terms)
-    _files.write_atomically(directory / _TERMS, buffer.getvalue())
+    _files.write_atomically(directory / _TERMS, digests.dump_arrays({"jobs": names, **terms}))
     named = {**sealed.digests, **digests.digests_of(directory, [_TERMS])}
     _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
 

@@ -71,8 +71,7 @@ class Privacy:
         validate.check_positive(self.epsilon, "epsilon")
         validate.check_at_least(self.steps, 1, "steps")
         validate.check_positive(self.clip_norm, "clip_norm")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+        validate.check_unit(self.delta, "delta")
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
