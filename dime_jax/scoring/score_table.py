@@ -158,7 +158,8 @@ def store_own_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     table, names = read_table(directory), np.array([_job_name(job) for job in foreign])
     terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
     _files.write_atomically(directory / _TERMS, digests.dump_arrays({"jobs": names, **terms}))
-    digests.write(sealed.path, sealed.contents, [*sealed.digests, _TERMS])
+    named = {**sealed.digests, **digests.digests_of(directory, [_TERMS])}
+    _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
 
 
 def _own_terms(sealed: Sealed) -> dict[str, np.ndarray]:
