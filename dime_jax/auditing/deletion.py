@@ -52,11 +52,11 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
         config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    options_after = guard(config, models[1].denoiser, images)
+    hooks_after = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    for name, model, options in zip(MODELS, models, (decision.options, options_after)):
+    for name, model, hooks in zip(MODELS, models, (decision.hooks, hooks_after)):
         config.options.say(f"{name}: {model.describe()}")
-        asked = decision._replace(options=options)
+        asked = decision._replace(hooks=hooks)
         score_candidates(config, model.denoiser, images, asked, config.directory / name)
     unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(

@@ -62,8 +62,8 @@ def audit(config: AuditConfig) -> AuditResult:
     for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
         config.options.say(f"warning: {warning}")
     config.directory.mkdir(parents=True, exist_ok=True)
-    config = cost.announced(config, images, model.denoiser)
-    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"))
+    hooks = scoring.Hooks(on_rate=cost.eta_hook(config, images, model.denoiser))
+    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"), hooks)
     if len(images.candidates):
         score_candidates(
             config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
@@ -170,7 +170,8 @@ def _score(
         indices=stages.shuffled(indices, config.seed),
         tolerated=tolerated,
         seed=config.seed,
-        options=decision.options.within(config.directory),
+        options=config.options.within(config.directory),
+        hooks=decision.hooks,
     )
 
 

@@ -62,8 +62,6 @@ class ScoringOptions:
       shard_seconds: the most seconds of finished work that a kill costs, unless one call takes longer.
       devices: local devices to use; all if None.
       silent: show no progress.
-      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
-      before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
     micro_batch: int | None = None
@@ -72,8 +70,6 @@ class ScoringOptions:
     shard_seconds: float = 30.0
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
-    on_rate: Callable[[float], None] | None = None
-    before_asking: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -92,6 +88,21 @@ class ScoringOptions:
         return dataclasses.replace(self, budget=self.budget._replace(directory=directory))
 
 
+class Hooks(NamedTuple):
+    """What a run calls while it asks.
+
+    Attributes:
+      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      before_asking: called by the first process when a table is opened and undamaged, before the first query.
+    """
+
+    on_rate: Callable[[float], None] | None = None
+    before_asking: Callable[[], None] | None = None
+
+
+NO_HOOKS: Hooks = Hooks()
+
+
 class _Request(NamedTuple):
     """What `score` was asked for, checked."""
 
@@ -104,6 +115,7 @@ class _Request(NamedTuple):
     transform: data.Transform
     seed: int
     options: ScoringOptions
+    hooks: Hooks
     placement: Placement
 
 
@@ -131,6 +143,7 @@ def score(
     transform: data.Transform | None = None,
     seed: int = 0,
     options: ScoringOptions | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> ScoreTable:
     """Run every job on every image, or finish a run that was interrupted.
 
@@ -144,6 +157,7 @@ def score(
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of all draws.
       options: how to run.
+      hooks: what to call meanwhile.
 
     Raises:
       ValueError: before any query, if the table there is of something else, the plan exceeds the budget, labels or
@@ -163,7 +177,7 @@ def score(
         data.require_captions(source)
     counted = index if tolerated is None else np.setdiff1d(index, tolerated)
     placement = choose_placement(denoiser, options.devices)
-    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, placement)
+    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, hooks, placement)
     first = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
 
@@ -171,9 +185,9 @@ def score(
             if first:
                 stack.enter_context(files.locked(directory, "score table"))
                 _open_table(request)
-                if options.before_asking is not None:
+                if hooks.before_asking is not None:
                     score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
-                    options.before_asking()
+                    hooks.before_asking()
 
         def merge() -> None:
             if first:
@@ -221,7 +235,7 @@ def _begin(request: _Request) -> _Run:
             needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
     allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
     writer = ShardWriter(directory, process)
-    progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
+    progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=request.hooks.on_rate)
     ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
     runner = CallRunner(
         request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say
