@@ -8,12 +8,13 @@ import pathlib
 import numpy as np
 
 from dime_jax import data
-from dime_jax.auditing.config import EXAMPLE, AuditConfig
+from dime_jax.auditing.config import AuditConfig
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Halves, Source, Split
 from dime_jax.data.role_checks import CheckedImages, check_roles
 from dime_jax.data.roles import Named, Roles, open_roles, with_captions, with_labels
 from dime_jax.loading import model_directory
+from dime_jax.protocol.options import EXAMPLE
 from dime_jax.remote.options import SERVED
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05

@@ -522,8 +522,8 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"level": 1.0}, "expected 0 < level < 1, got level=1.0"),
-        ({"profile": "slow"}, "unknown profile 'slow'; expected one of light, quick, paper"),
+        ({"level": 1.0}, "level must be > 0 and < 1, got 1.0"),
+        ({"profile": "slow"}, "profile must be one of light, quick, paper, got 'slow'"),
         ({"images": "digits"}, "expected images and split together"),
         ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
         ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
