@@ -45,9 +45,6 @@ _NOT_COMPARED = {"model", "images", "split", "delta", "randomised", "variations"
 _NOT_SCORED = {"candidates", "labels", "groups", "variations", "decide_with", "level", "timestep", "gamma", "delta"}
 _NOT_SCORED |= {"randomised"}
 
-# Which of --images, --split, --members and --heldout go together.
-_WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
-
 
 def _audit(args: argparse.Namespace) -> int:
     """find out which images a model was trained on, and how certain that is
@@ -110,15 +107,15 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax._util.distributed import shared_cache
     from dime_jax.auditing.deciding import run_protocol
     from dime_jax.auditing.images import open_as_given
+    from dime_jax.auditing.run_audit import begin
     from dime_jax.scoring import score_table
 
-    if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
+    if not (args.images and args.split) and not (args.members and args.heldout):
         raise ValueError("name the images with --members and --heldout, or with --images and --split")
     config = _config(args, output=args.run)
     denoiser = _open_model(args, shared_cache(args.run))
     images, halves = open_as_given(config, denoiser)
-    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
-        config.options.say(f"warning: {warning}")
+    begin(config, denoiser, images)
     if args.tune:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)

@@ -52,9 +52,9 @@ class AuditConfig(AuditOptions, OutputOption):
             if getattr(self, name) is not None:
                 validate.check_at_least(getattr(self, name), 10, name)
         if (self.images is None) != (self.split is None):
-            raise ValueError("expected images and split together")
+            raise ValueError("images and split must be given together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
-            raise ValueError("expected either members and heldout, or images and split")
+            raise ValueError("name the images by members and heldout, or by images and split")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("expected no bound on queries per image with variations, which are further images")
         validate.check_at_least(self.timestep, 0, "timestep")

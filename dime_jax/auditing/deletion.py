@@ -7,31 +7,26 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from dime_jax._util.distributed import on_first_process, shared_cache
-from dime_jax.attacks.modules import describe_module, load_again
+from dime_jax.attacks.modules import load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import decide, guard
 from dime_jax.auditing.images import open_images
-from dime_jax.auditing.stages import (
-    AuditResult,
-    asked_captions,
-    describe_model,
-    environment,
-    score_candidates,
-)
+from dime_jax.auditing.run_audit import AuditResult, begin, describe_model, describe_run, score_candidates
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.findings import json_files
-from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
+from dime_jax.findings.deletion import find_deletion
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol.arrays import CompareArrays
-from dime_jax.protocol.facts import BeforeAfter, CompareFacts, ImageCounts
+from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.facts import BeforeAfter, CompareFacts
+from dime_jax.protocol.record import CompareRecord
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
 from dime_jax.remote.transport import parse_url
 from dime_jax.report import html
+
+_MODELS = ("before", "after")
 
 
 def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> AuditResult:
@@ -49,44 +44,27 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     models = _open_models(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
-    for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
-        config.options.say(f"warning: {warning}")
-    config.directory.mkdir(parents=True, exist_ok=True)
+    begin(config, models[0].denoiser, images)
     hooks_after = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    for name, model, hooks in zip(MODELS, models, (decision.hooks, hooks_after)):
+    for name, model, hooks in zip(_MODELS, models, (decision.hooks, hooks_after)):
         config.options.say(f"{name}: {model.describe()}")
         asked = decision._replace(hooks=hooks)
         score_candidates(config, model.denoiser, images, asked, config.directory / name)
-    unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(
-        settings=config.settings(after),
+        **vars(describe_run(config, models[0].denoiser, images, decision, after)),
         models=BeforeAfter(*(describe_model(model) for model in models)),
-        images=ImageCounts(
-            members=len(images.split.member),
-            heldout=len(heldout),
-            candidates=len(images.candidates) + unusable.candidates,
-            unusable=unusable,
-        ),
-        unusable_candidates=images.unusable_candidates(),
-        attack_module=describe_module(config.attack_module),
-        decided_by=decision.label,
-        chosen=decision.why,
-        theory_setting=decision.theory_setting,
-        duplicates=images.duplicates,
         image_warnings=(*images.warnings, *_noise_warnings(config, models)),
-        environment=environment(),
-        captions=asked_captions(config, models[0].denoiser),
     )
-    groups = images.groups[np.concatenate([heldout, images.candidates])]
-    statistics = pictures.picture_statistics(images, models[0].denoiser.image_shape, heldout, config.seed)
-    arrays = CompareArrays(heldout, images.candidates, groups, statistics)
+    shape, heldout = models[0].denoiser.image_shape, decision.heldout
+    statistics = pictures.picture_statistics(images, shape, heldout, config.seed)
+    arrays = AuditArrays(heldout, images.candidates, images.groups, statistics=statistics)
     on_first_process(lambda: json_files.write_compare_arrays(config.directory, arrays))
     return _report(CompareRecord(config.directory, facts, arrays))
 
 
 def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Iterator[str]:
-    for name, model in zip(MODELS, models):
+    for name, model in zip(_MODELS, models):
         for line in identity.noise_warnings(config.directory, model.denoiser.fingerprint):
             yield f"{name}: {line}"
 
@@ -94,9 +72,8 @@ def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Itera
 def report_comparison(directory: str | os.PathLike[str]) -> AuditResult:
     """Write compare.json, candidates.csv, the figure and report.html of a comparison again, without its models."""
     directory = pathlib.Path(directory)
-    facts = json_files.read_compare_facts(directory)
-    warnings = load_again(facts.attack_module, directory)
-    return _report(CompareRecord(directory, facts, json_files.read_compare_arrays(directory)), warnings)
+    record = json_files.read_comparison(directory)
+    return _report(record, load_again(record.facts.attack_module, directory))
 
 
 def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:

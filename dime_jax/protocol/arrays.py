@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from dime_jax.data.groups import ALONE
+
 _Arrays = TypeVar("_Arrays")
 # The names in the files, in the order of the fields.
 _STATISTICS = ("candidate_statistics", "compared", "compared_statistics")
@@ -67,15 +69,19 @@ class Thumbnails:
     pictures: np.ndarray
 
 
+NO_IMAGES = np.zeros(0, np.int64)
+NO_THUMBNAILS = Thumbnails(*[NO_IMAGES] * len(_THUMBNAILS))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditArrays:
-    """audit.npz.
+    """audit.npz, and of a comparison compare.npz.
 
     Attributes:
       heldout: held-out images that candidates are compared with.
       candidates: [m].
-      truth: which candidates are members, bool [m]; [0] where that is not known.
       groups: of all images of the source, -1 for one on its own.
+      truth: which candidates are members, bool [m]; [0] where that is not known.
       thumbnails: for the report.
       statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
@@ -85,9 +91,9 @@ class AuditArrays:
 
     heldout: np.ndarray
     candidates: np.ndarray
-    truth: np.ndarray
     groups: np.ndarray
-    thumbnails: Thumbnails
+    truth: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    thumbnails: Thumbnails = NO_THUMBNAILS
     statistics: PictureStatistics | None = None
     blind: BlindScores | None = None
     caption_blind: BlindScores | None = None
@@ -118,8 +124,8 @@ class AuditArrays:
         return cls(
             columns["heldout"],
             columns["candidates"],
-            columns["truth"],
             columns["groups"],
+            columns["truth"],
             _read(Thumbnails, _THUMBNAILS, columns),
             _read(PictureStatistics, _STATISTICS, columns) if has_candidates else None,
             _read(BlindScores, _BLIND, columns) if _BLIND[0] in columns else None,
@@ -127,37 +133,24 @@ class AuditArrays:
             _read(KnownStatistics, _KNOWN, columns) if has_candidates and members_known else None,
         )
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompareArrays:
-    """compare.npz.
-
-    Attributes:
-      heldout: held-out images that candidates are compared with [n].
-      candidates: [m].
-      groups: of both, held-out images first [n + m], -1 for one on its own.
-      statistics: of the pictures.
-    """
-
-    heldout: np.ndarray
-    candidates: np.ndarray
-    groups: np.ndarray
-    statistics: PictureStatistics
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in the file."""
-        own = {"heldout": self.heldout, "candidates": self.candidates, "groups": self.groups}
+    def compare_columns(self) -> dict[str, np.ndarray]:
+        """The arrays of a comparison by their names in the file: groups of held-out images and candidates alone."""
+        groups = self.groups[np.concatenate([self.heldout, self.candidates])]
+        own = {"heldout": self.heldout, "candidates": self.candidates, "groups": groups}
         return {**own, **_columns(_STATISTICS, self.statistics)}
 
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
-        """What `columns` gave.
+    def of_comparison(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
+        """What `compare_columns` gave; other images than those have no groups.
 
         Raises:
           KeyError: if one of them is missing.
         """
         statistics = _read(PictureStatistics, _STATISTICS, columns)
-        return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
+        images = np.concatenate([columns["heldout"], columns["candidates"]])
+        groups = np.full(images.max() + 1, ALONE)
+        groups[images] = columns["groups"]
+        return cls(columns["heldout"], columns["candidates"], groups, statistics=statistics)
 
 
 def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:

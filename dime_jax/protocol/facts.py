@@ -145,6 +145,11 @@ class AuditFacts(RunFacts):
     blind_auc: Absent[Estimate] = None
     caption_auc: Absent[Estimate] = None
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the score tables of candidates are, one for each model."""
+        return (f"candidates/{self.decided_by}",)
+
 
 @dataclasses.dataclass(frozen=True)
 class BeforeAfter(Generic[T]):
@@ -169,3 +174,8 @@ class CompareFacts(RunFacts):
 
     models: BeforeAfter[ModelFacts]
     image_warnings: tuple[str, ...]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the score tables of candidates are, one for each model."""
+        return ("before", "after")
