@@ -21,35 +21,24 @@ class ConversionOptions:
     """What is to be converted, and what the checkpoint does not say itself; None: what it says."""
 
     dialect: str = option(
-        "auto",
-        "whose tensor names the checkpoint has: secmi, ddim, diffusers, guided, dit, or auto to recognise them",
-        CONVERTING,
-        metavar="NAME",
+        "auto", "whose tensor names the checkpoint has: secmi, ddim, diffusers, guided or dit", CONVERTING, "NAME"
     )
     weights: str | None = option(
-        None,
-        "the weights to use: ema, raw, or the name of a set of weights in the file (default: EMA if there is one)",
-        CONVERTING,
-        metavar="NAME",
+        None, "ema, raw, or the name of a set of weights in the file (default: ema if it has them)", CONVERTING, "NAME"
     )
-    model_flags: Place = option(
-        None, "a file with the constructor arguments of a guided-diffusion network", CONVERTING, metavar="JSON"
-    )
+    model_flags: Place = option(None, "the constructor arguments of a guided-diffusion network", CONVERTING, "JSON")
     image_size: int | None = option(None, "the height and width of the images", CONVERTING, type=int)
     schedule: str | None = option(
         None,
-        "the noise schedule: linear[:T:START:END], scaled_linear[:T:START:END], cosine[:T], or a JSON file of betas; "
-        "also for a hosted model that does not state it",
+        "the noise schedule, of a hosted model too: linear[:T:START:END], scaled_linear[:T:START:END], cosine[:T], or "
+        "a JSON file of betas",
         CONVERTING,
-        metavar="SCHEDULE",
+        "SCHEDULE",
     )
     prediction: str | None = option(
-        None,
-        "what the network predicts: epsilon, sample or v_prediction; also for a hosted model that does not state it",
-        CONVERTING,
-        metavar="WHAT",
+        None, "what the network, or a hosted model, predicts: epsilon, sample or v_prediction", CONVERTING, "WHAT"
     )
-    autoencoder: Place = option(None, "the AutoencoderKL of a DiT that comes without one", CONVERTING, metavar="FOLDER")
+    autoencoder: Place = option(None, "the AutoencoderKL of a DiT that comes without one", CONVERTING, "FOLDER")
 
     def given(self) -> dict[str, str | int]:
         """Return the options that were given, by name, as JSON takes them."""

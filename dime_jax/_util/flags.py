@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 T = TypeVar("T")
-REQUIRED = dataclasses.MISSING
+REQUIRED: Any = dataclasses.MISSING
 
 
 class OptionsRecord(Protocol):
@@ -24,13 +24,14 @@ class OptionsRecord(Protocol):
 R = TypeVar("R", bound=OptionsRecord)
 
 
-def option(default: T, help: str, heading: str | None = "", **argument: object) -> T:
+def option(default: T, help: str, heading: str | None = "", metavar: str | None = None, **argument: object) -> T:
     """Return the field of a dataclass of options, with what `argparse` needs to know about it.
 
     Args:
       default: if it is a tuple, the option may be given more than once; if it is False, the option takes no value.
       help: for people, without the default, which is added.
       heading: of the options among which `--help` shows it; "" for those that come first, None for no flag at all.
+      metavar: what stands for the value; N and X for numbers if None.
       **argument: see `argparse.ArgumentParser.add_argument`.
     """
     if isinstance(default, bool):
@@ -39,9 +40,9 @@ def option(default: T, help: str, heading: str | None = "", **argument: object) 
         argument |= {"action": "append"}
     elif isinstance(default, int | float):
         argument |= {"type": type(default)}
-    if argument.get("type") in (int, float):
-        argument.setdefault("metavar", "N" if argument["type"] is int else "X")
-    return dataclasses.field(default=default, metadata={"help": help, "heading": heading, **argument})
+    metavar = metavar or ("N" if argument.get("type") is int else "X" if argument.get("type") is float else None)
+    shown = {} if metavar is None else {"metavar": metavar}
+    return dataclasses.field(default=default, metadata={"help": help, "heading": heading, **shown, **argument})
 
 
 def documented(record: type[T]) -> type[T]:

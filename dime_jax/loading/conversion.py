@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dime_jax.models import ModelSpec
 
 LATENT = "latent models"
+LATENTS, HELD = ("mean", "sample"), ("float32", "bfloat16", "float16")
 
 
 @documented
@@ -33,10 +34,9 @@ class UseOptions:
 
     latent: str = option(
         "mean",
-        "encode each image as the mean of its latent distribution, or as a sample of it, which depends on the image's "
-        "id and the seed",
+        "encode an image as the mean of its latents, or as a sample drawn by its id and the seed",
         LATENT,
-        choices=("mean", "sample"),
+        choices=LATENTS,
     )
     latent_weighting: str = option(
         "none",
@@ -45,13 +45,10 @@ class UseOptions:
         choices=("none", "pullback"),
     )
     hold: str = option(
-        "float32",
-        "the type in which weights are held in memory; computations are in float32",
-        LATENT,
-        choices=("float32", "bfloat16", "float16"),
+        "float32", "the type of the weights in memory; computations are in float32", LATENT, choices=HELD
     )
     lora: Sequence[str | os.PathLike[str]] = option(
-        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", LATENT, metavar="FILE"
+        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", LATENT, "FILE"
     )
     lora_scale: Sequence[float] = option(
         (), "the strength of the LoRA, one number for each --lora (default: 1)", LATENT, type=float

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dime_jax._util.flags import option
+from dime_jax._util.flags import REQUIRED, option
 
 if TYPE_CHECKING:
     from dime_jax.core.denoiser import Denoiser
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:  # in the record of an audit all have names
     File = Model = Images = str
 
-EXAMPLE = "digits"
+EXAMPLE, CAPTIONS = "digits", ("own", "none")
 IMAGES, COST, JUDGING = "images", "cost", "judging"
 
 
@@ -46,13 +46,8 @@ PROFILES = {
 class OutputOption:
     """Where an audit or a comparison is written."""
 
-    output: str | os.PathLike[str] = dataclasses.field(
-        metadata={
-            "help": "the directory to write to; an interrupted run in it is resumed",
-            "heading": "",
-            "metavar": "DIR",
-            "type": pathlib.Path,
-        }
+    output: str | os.PathLike[str] = option(
+        REQUIRED, "the directory to write to; an interrupted run in it is resumed", "", "DIR", type=pathlib.Path
     )
 
     @property
@@ -72,39 +67,28 @@ class AuditOptions:
         metavar="MODEL",
     )
     members: Images | None = option(
-        None,
-        "images the model was trained on: a folder, or KIND:PLACE such as cifar10:DIR",
-        metavar="IMAGES",
+        None, "images the model was trained on: a folder, or KIND:PLACE such as cifar10:DIR", metavar="IMAGES"
     )
     heldout: Images | None = option(None, "similar images that it was not trained on", metavar="IMAGES")
-    candidates: Images | None = option(None, "the images in question: was the model trained on them?", metavar="IMAGES")
-    images: Images | None = option(
-        None, "with --split: the images that the split file refers to", IMAGES, metavar="IMAGES"
-    )
+    candidates: Images | None = option(None, "the images in question: are they members?", metavar="IMAGES")
+    images: Images | None = option(None, "with --split: the images that it refers to", IMAGES, "IMAGES")
     split: File | None = option(
-        None, "a split file (.npz) of SecMI or dime-mia, instead of --members and --heldout", IMAGES, metavar="FILE"
+        None, "a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout", IMAGES, "FILE"
     )
-    labels: File | None = option(
-        None, "for class-conditional models: a CSV file with lines id,label", IMAGES, metavar="FILE"
-    )
+    labels: File | None = option(None, "for class-conditional models: a CSV file of id,label", IMAGES, "FILE")
     groups: File | None = option(
         None,
-        "a CSV file with lines id,group, for images of one owner or one shoot: they are not independent evidence, and "
-        "are resampled together. Known images are called members/ID and heldout/ID",
+        "a CSV file of id,group: images of one owner or shoot are not independent evidence and are resampled together; "
+        "known images are called members/ID and heldout/ID",
         IMAGES,
-        metavar="FILE",
+        "FILE",
     )
     captions: str | None = option(
-        None,
-        "for text-to-image models: query with each image's own caption (the default), or with none",
-        choices=("own", "none"),
+        None, "for text-to-image models: query with each image's own caption (default) or none", choices=CAPTIONS
     )
-    attacks: Sequence[str] | None = option(None, "the attacks to run (default: all)", COST, nargs="+", metavar="ATTACK")
+    attacks: Sequence[str] | None = option(None, "the attacks to run (default: all)", COST, "ATTACK", nargs="+")
     attack_module: File | None = option(
-        None,
-        "a Python file of your own that registers attacks; it is run, so name only a file that you trust",
-        JUDGING,
-        metavar="FILE.py",
+        None, "a Python file of yours that registers attacks; it is run, so name only one you trust", JUDGING, "FILE.py"
     )
     queries: Sequence[int] | None = option(
         None,
@@ -114,11 +98,9 @@ class AuditOptions:
         nargs="+",
         type=int,
     )
-    profile: str = option(
-        "quick", "how many settings and images to use; light is for slow models", COST, choices=tuple(PROFILES)
-    )
+    profile: str = option("quick", "how much to spend: light is for slow models", COST, choices=PROFILES)
     grid: Sequence[Mapping[str, int | float]] | None = option(
-        None, "parameters in place of the grid's, such as [{'t': 70}]", None
+        None, "parameters in place of the grid's, such as [{'t': 70}]", heading=None
     )
     calibration_size: int | None = option(
         None,
@@ -136,10 +118,7 @@ class AuditOptions:
         JUDGING,
     )
     decide_with: str | None = option(
-        None,
-        "the attack that decides about candidates (default: the best on the calibration half)",
-        JUDGING,
-        metavar="ATTACK@QUERIES",
+        None, "the attack that judges candidates (default: best on the calibration half)", JUDGING, "ATTACK@QUERIES"
     )
     level: float = option(0.05, "the false discovery rate of the verdicts, and the level of the test on the whole set")
     timestep: int = option(70, "the timestep of DIME, if no members are known", JUDGING)

@@ -27,19 +27,16 @@ def _check_positive(value: float | None, name: str) -> None:
 class RemoteOptions:
     """How to ask a hosted model. None of this changes its answers."""
 
-    token_env: str | None = option(None, "the environment variable that holds the bearer token", HOSTED, metavar="NAME")
+    token_env: str | None = option(None, "the environment variable with the bearer token", HOSTED, "NAME")
     token_file: str | os.PathLike[str] | None = option(
-        None, "a file that holds the bearer token, instead of a variable", HOSTED, metavar="FILE"
+        None, "a file with the bearer token, instead of a variable", HOSTED, "FILE"
     )
     layout: str | None = option(
         None, "the order of an image's axes, if the server does not say", HOSTED, choices=LAYOUTS
     )
     num_classes: int | None = option(None, "the number of classes, if the server does not say", HOSTED, type=int)
     max_batch: int | None = option(
-        None,
-        "send at most N images in one request (default: as many as the server takes, up to about a megabyte)",
-        HOSTED,
-        type=int,
+        None, "send at most N images per request (default: as the server allows, about 1 MB)", HOSTED, type=int
     )
     in_flight: int = option(4, "keep up to N requests in flight", HOSTED)
     max_rate: float | None = option(None, "make at most X queries per second", HOSTED, type=float)
@@ -79,7 +76,7 @@ class ServeOptions:
     host: str = option("127.0.0.1", "the address to listen on; 127.0.0.1 is this machine only", metavar="ADDRESS")
     port: int = option(0, "the port; 0 takes a free one")
     token_env: str | None = option(
-        None, "the environment variable that holds the token that clients must send", metavar="NAME"
+        None, "the environment variable with the token that clients must send", metavar="NAME"
     )
     max_batch: int = option(64, "accept at most N images per request")
     rate: float | None = option(None, "answer at most X queries per second on average", type=float)

@@ -524,7 +524,7 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
     [
         ({"level": 1.0}, "level must be > 0 and < 1, got 1.0"),
         ({"profile": "slow"}, "profile must be one of light, quick, paper, got 'slow'"),
-        ({"images": "digits"}, "expected images and split together"),
+        ({"images": "digits"}, "images and split must be given together"),
         ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
         ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
         ({"queries": (1,), "attacks": ("dime",)}, r"expected at least 2 queries .* asked for \(dime\), got 1"),
