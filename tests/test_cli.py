@@ -97,7 +97,7 @@ def test_one_model_is_no_deletion(secmi, images, tmp_path, capsys):
     roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "2", "--quiet"]
     models = ["--before", str(secmi), "--after", str(secmi)]
     assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2
-    assert "expected two different models" in capsys.readouterr().err
+    assert "the models before and after must differ, got" in capsys.readouterr().err
 
 
 def test_any_failure_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
@@ -231,7 +231,7 @@ def test_every_command_opens_what_needs_conversion(secmi, tmp_path, capsys):
     assert any(fact.startswith(inferred) for fact in results["model"]["facts"])
     # The two files hold the same EMA weights: both were converted, with the option, before that was found.
     assert cli.main([*commands[4], "--image_size", "16"]) == 2
-    assert "expected two different models" in capsys.readouterr().err
+    assert "the models before and after must differ, got" in capsys.readouterr().err
 
 
 def assert_refused(arguments, message, capsys):
@@ -260,7 +260,7 @@ def assert_refused(arguments, message, capsys):
         (["audit", "--model", "missing"], "no model directory 'missing'"),
         (["audit", "--level", "2"], "level must be > 0 and < 1, got 2.0"),
         (["report", "."], "holds no audit and no comparison: no audit.json or compare.json in it"),
-        (["compare", "--before", "a", "--after", "b"], "expected candidates"),
+        (["compare", "--before", "a", "--after", "b"], "candidates must be given"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
@@ -281,7 +281,7 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, loss_mc@10, pia_l2@2"),
         ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers
         ([*AUDIT, "--heldout", "b", "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
-        ([*AUDIT, "--decide_with", "dime"], "unknown attack 'dime' to decide with; expected one of loss@1"),
+        ([*AUDIT, "--decide_with", "dime"], "decide_with must be one of loss@1"),
         ([*AUDIT, "--attacks", "dimes"], "unknown attack 'dimes'; expected one of loss"),
         (
             [*AUDIT, "--attacks", "dime", "secmi", "--queries", "1"],
@@ -289,7 +289,7 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
         ),
         ([*AUDIT, "--micro_batch", "0"], "expected micro_batch=0 >= 1"),
         ([*COMPARE, "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
-        ([*COMPARE, "--decide_with", "dime@11"], "to decide with; expected one of dime_theory@11"),
+        ([*COMPARE, "--decide_with", "dime@11"], "decide_with must be one of dime_theory@11, got 'dime@11'"),
         (
             [*COMPARE, "--queries", "1"],
             "expected at least 2 queries per image, the cost of the cheapest attack asked for (dime_",

@@ -119,11 +119,6 @@ def changed(options: OptionsRecord) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def words(options: OptionsRecord) -> list[str]:
-    """Return the options that are not at their defaults as words of a command line."""
-    return [word for name, values in changed(options).items() for one in values for word in (f"--{name}", str(one))]
-
-
 def underscored(arguments: Iterable[str]) -> list[str]:
     """The arguments, with the names of long options spelt as they are declared: `--a-b=c-d` is `--a_b=c-d`.
 

@@ -56,7 +56,7 @@ class AuditConfig(AuditOptions, OutputOption):
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("name the images by members and heldout, or by images and split")
         if self.variations and self.options.budget.per_image is not None:
-            raise ValueError("expected no bound on queries per image with variations, which are further images")
+            raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")
         validate.check_at_least(self.timestep, 0, "timestep")
         validate.check_positive(self.gamma, "gamma")
         validate.check_at_least(self.queries or 1, 1, "queries")
@@ -65,7 +65,7 @@ class AuditConfig(AuditOptions, OutputOption):
     def check_decider(self, labels: Sequence[str]) -> None:
         """Require what is to decide to be among these rows."""
         if self.decide_with is not None and self.decide_with not in labels:
-            raise ValueError(f"unknown attack {self.decide_with!r} to decide with; expected one of {', '.join(labels)}")
+            raise ValueError(f"decide_with must be one of {', '.join(labels)}, got {self.decide_with!r}")
 
     @property
     def model_options(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
       ValueError: in one line, as `audit`; and for two models that are the same or take different images.
     """
     if config.candidates is None:
-        raise ValueError("expected candidates: the images whose deletion is to be checked")
+        raise ValueError("candidates must be given: the images whose deletion is to be verified")
     models = _open_models(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
@@ -92,7 +92,7 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
     named = (config.model, after)
     hosted = [model for model in named if is_address(model)]
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
-        raise ValueError("expected both models on one server where a token is named: it is sent to no other")
+        raise ValueError("both models must be on one server if a token is given, since it is sent to no other")
     options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
     cache = shared_cache(config.directory)
     return [
@@ -103,8 +103,8 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
 
 def _check_models(before: Denoiser, after: Denoiser) -> None:
     if before.fingerprint == after.fingerprint:
-        raise ValueError(f"expected two different models, got {before.fingerprint[:16]} twice")
+        raise ValueError(f"the models before and after must differ, got {before.fingerprint[:16]} twice")
     for name in ("image_shape", "num_classes"):
         one, two = getattr(before, name), getattr(after, name)
         if one != two:
-            raise ValueError(f"expected both models with one {name}, got {one} before and {two} after")
+            raise ValueError(f"both models must have the same {name}, got {one} before and {two} after")

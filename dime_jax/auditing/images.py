@@ -88,7 +88,9 @@ def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fing
     if own is not None and own.is_file():
         return data.read_split(own, source)
     if fingerprint.removeprefix(SERVED) != model_directory.read_spec_file(shipped)["fingerprint"]:
-        raise ValueError("expected --heldout, and --members if known: no split.npz beside the model says who is one")
+        raise ValueError(
+            "heldout must be given, and members if you know any: no split.npz beside the model tells them apart"
+        )
     return data.read_split(shipped / "split.npz", source)
 
 
@@ -101,7 +103,4 @@ def _draw(side: np.ndarray, size: int | None, seed: int) -> np.ndarray:
 def _check_counts(split: Split, members_known: bool) -> None:
     for side, name in ((split.member, "members"), (split.heldout, "held-out images")):
         if len(side) < FEWEST_IMAGES and (name != "members" or members_known):
-            raise ValueError(
-                f"expected at least {FEWEST_IMAGES} {name}, got {len(side)} that can be used and are no copies: fewer "
-                "decide nothing"
-            )
+            raise ValueError(f"{name} must be at least {FEWEST_IMAGES}, got {len(side)} that are usable and not copies")

@@ -12,7 +12,7 @@ audit.json holds the digests of all of these, those of score tables by their man
 import dataclasses
 import functools
 import pathlib
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -199,5 +199,9 @@ class RunRecord(Generic[Facts]):
         return groups if np.any(groups >= 0) else None
 
 
-Record: TypeAlias = RunRecord[AuditFacts]
-CompareRecord: TypeAlias = RunRecord[CompareFacts]
+class Record(RunRecord[AuditFacts]):
+    """The record of an audit."""
+
+
+class CompareRecord(RunRecord[CompareFacts]):
+    """The record of a comparison."""

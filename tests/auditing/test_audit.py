@@ -345,7 +345,7 @@ def test_the_attack_that_decides_can_be_named(tmp_path):
     result = auditing.audit(config(tmp_path, model=MODEL, decide_with="sima_l4@1", **ROLES))
     assert result.results["decided_by"]["attack"] == "sima_l4"
     assert result.results["decided_by"]["chosen"] == "asked for"
-    with pytest.raises(ValueError, match=r"unknown attack 'dime@7' to decide with; expected one of .*dime@2"):
+    with pytest.raises(ValueError, match=r"decide_with must be one of .*dime@2.*, got 'dime@7'"):
         auditing.audit(config(tmp_path, model=MODEL, decide_with="dime@7", **ROLES))
 
 
@@ -530,8 +530,8 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
         ({"queries": (1,), "attacks": ("dime",)}, r"expected at least 2 queries .* asked for \(dime\), got 1"),
         ({"queries": (1,), "heldout": "h"}, r"expected at least 2 queries .* asked for \(dime_theory\), got 1"),
         ({"queries": (0,), "heldout": "h"}, r"expected queries=\[0\] >= 1"),
-        ({"decide_with": "dime"}, "unknown attack 'dime' to decide with; expected one of sima_l4@1, pia_l2@2, dime@2"),
-        ({"decide_with": "dime@2", "heldout": "h"}, "expected one of dime_theory@2$"),
+        ({"decide_with": "dime"}, "decide_with must be one of sima_l4@1, pia_l2@2, dime@2, got 'dime'"),
+        ({"decide_with": "dime@2", "heldout": "h"}, "must be one of dime_theory@2, got 'dime@2'$"),
         ({"gamma": 0.0}, "expected gamma=0.0 to be finite and > 0"),
     ],
 )
