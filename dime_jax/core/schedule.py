@@ -85,7 +85,7 @@ def schedule_from_betas(betas: npt.ArrayLike) -> NoiseSchedule:
     """The schedule with the given β_0 … β_{T-1}, each in (0, 1]; β = 1 (zero terminal SNR) gives ᾱ = 0 from then on."""
     betas = np.asarray(betas, np.float64)
     if betas.ndim != 1 or betas.size == 0:
-        raise ValueError(f"expected betas of shape [T] with T > 0, got {list(betas.shape)}")
+        raise ValueError(f"betas must have shape [T] with T > 0, got {list(betas.shape)}")
     if not (np.all(betas > 0) and np.all(betas <= 1)):
         bad = int(np.argmin((betas > 0) & (betas <= 1)))
         raise ValueError(f"expected 0 < beta <= 1, got betas[{bad}]={betas[bad]}")

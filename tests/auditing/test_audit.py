@@ -525,14 +525,14 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
         ({"level": 1.0}, "level must be > 0 and < 1, got 1.0"),
         ({"profile": "slow"}, "profile must be one of light, quick, paper, got 'slow'"),
         ({"images": "digits"}, "images and split must be given together"),
-        ({"calibration_size": 3}, "expected calibration_size=3 >= 10"),
+        ({"calibration_size": 3}, "calibration_size must be >= 10, got 3"),
         ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
         ({"queries": (1,), "attacks": ("dime",)}, r"expected at least 2 queries .* asked for \(dime\), got 1"),
         ({"queries": (1,), "heldout": "h"}, r"expected at least 2 queries .* asked for \(dime_theory\), got 1"),
-        ({"queries": (0,), "heldout": "h"}, r"expected queries=\[0\] >= 1"),
+        ({"queries": (0,), "heldout": "h"}, r"queries must be >= 1, got \[0\]"),
         ({"decide_with": "dime"}, "decide_with must be one of sima_l4@1, pia_l2@2, dime@2, got 'dime'"),
         ({"decide_with": "dime@2", "heldout": "h"}, "must be one of dime_theory@2, got 'dime@2'$"),
-        ({"gamma": 0.0}, "expected gamma=0.0 to be finite and > 0"),
+        ({"gamma": 0.0}, "gamma must be finite and > 0, got 0.0"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, change, message):

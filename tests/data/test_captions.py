@@ -533,5 +533,5 @@ def test_reduced_captions_are_those_of_the_published_attack():
         first, second = int(n / 3), int(2 * n / 3)
         assert data.reduced_captions(caption) == (caption[:first], caption[first:second], caption[second:], "")
         assert "".join(data.reduced_captions(caption, 5)) == caption
-    with pytest.raises(ValueError, match="parts=0 >= 1"):
+    with pytest.raises(ValueError, match="parts must be >= 1, got 0"):
         data.reduced_captions("cat", 0)

@@ -189,5 +189,5 @@ def test_report_and_removal():
 
 
 def test_bad_thresholds_are_refused():
-    with pytest.raises(ValueError, match="expected max_distance=-1 >= 0"):
+    with pytest.raises(ValueError, match="max_distance must be >= 0, got -1"):
         data.find_duplicates(data.open_source("digits"), max_distance=-1)

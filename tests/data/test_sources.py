@@ -328,7 +328,7 @@ def test_other_float_arrays_stay_float_on_the_model_scale(tmp_path):
     ("array", "message"),
     [
         (np.zeros((2, 8, 8, 4), np.uint8), "1 or 3 channels"),
-        (np.zeros((2, 8), np.uint8), r"of shape \[\*, \*, \*, \*\]"),
+        (np.zeros((2, 8), np.uint8), r"must have shape \[\*, \*, \*, \*\]"),
         (np.zeros((2, 8, 8, 1), np.int64), "uint8 or floats, got int64"),
         (np.full((2, 8, 8, 1), 0.5), "fill"),
         (np.zeros((0, 8, 8, 1), np.uint8), "at least one image in npz"),

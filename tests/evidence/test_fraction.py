@@ -70,9 +70,9 @@ def test_bad_input_is_one_line():
     fine = KnownScores(np.arange(5.0), np.arange(5.0))
     with pytest.raises(ValueError, match="expected 0 < confidence < 1, got confidence=2"):
         evidence.fraction_used([1.0], fine, fine, confidence=2)
-    with pytest.raises(ValueError, match="expected at least one row in scores"):
+    with pytest.raises(ValueError, match="scores must not be empty"):
         evidence.fraction_used([np.nan], fine, fine)
-    with pytest.raises(ValueError, match="expected finite members"):
+    with pytest.raises(ValueError, match="members must be finite"):
         evidence.fraction_used([1.0], KnownScores([np.nan], [1.0]), fine)
 
 

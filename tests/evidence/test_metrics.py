@@ -452,11 +452,11 @@ def test_compare_survives_heavy_ties_at_high_fpr():
 @pytest.mark.parametrize(
     ("member", "heldout", "message"),
     [
-        ([np.nan, 1, np.inf], [1.0], r"finite member_scores, got 2 of 3 values"),
-        ([1.0], [1, -np.inf], r"finite heldout_scores, got 1 of 2 values"),
-        ([], [1.0], r"at least one row in member_scores"),
-        ([1.0], [], r"at least one row in heldout_scores"),
-        ([[1.0]], [1.0], r"member_scores of shape \[\*\], got \[1, 1\]"),
+        ([np.nan, 1, np.inf], [1.0], r"member_scores must be finite, got 2 of 3 values"),
+        ([1.0], [1, -np.inf], r"heldout_scores must be finite, got 1 of 2 values"),
+        ([], [1.0], r"member_scores must not be empty"),
+        ([1.0], [], r"heldout_scores must not be empty"),
+        ([[1.0]], [1.0], r"member_scores must have shape \[\*\], got \[1, 1\]"),
         ([1.0], ["a"], r"expected numbers in heldout_scores, got type <U1"),
     ],
 )
@@ -480,5 +480,5 @@ def test_bad_levels_are_refused():
 def test_bad_comparisons_are_refused():
     with pytest.raises(ValueError, match="both attacks on the same held-out images, got 1 and 2 scores"):
         metrics.compare(([0.0], [1.0]), ([0.0], [1.0, 2.0]))
-    with pytest.raises(ValueError, match="expected finite second member_scores, got 1 of 1 values"):
+    with pytest.raises(ValueError, match="second member_scores must be finite, got 1 of 1 values"):
         metrics.compare(([0.0], [1.0]), ([np.nan], [1.0]))

@@ -216,7 +216,7 @@ class TestAttackStudy:
     def test_refuses_an_empty_class(self, schedule, name):
         empty = get_config().unlock()
         empty.attack[name] = 0
-        with pytest.raises(ValueError, match=rf"expected attack\.{name}=0 >= 1"):
+        with pytest.raises(ValueError, match=rf"attack\.{name} must be >= 1, got 0"):
             synthetic.attack_half(empty, 3, 1, 0)
 
 

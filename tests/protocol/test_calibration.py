@@ -157,9 +157,9 @@ class TestJson:
         (
             [{"t": 1}],
             [TermPair(np.array([[1.0, np.nan]]), np.array([[1.0]]))],
-            "expected finite member terms of loss at {'t': 1}, got 1 of 2 values NaN or infinite",
+            "member terms of loss at {'t': 1} must be finite, got 1 of 2 values NaN or infinite",
         ),
-        ([{"t": 1}], [TermPair(np.zeros((1, 0)), np.array([[1.0]]))], "expected at least one"),
+        ([{"t": 1}], [TermPair(np.zeros((1, 0)), np.array([[1.0]]))], "member_scores must not be empty"),
     ],
 )
 def test_bad_input_is_named(schedule, settings, terms, message):

@@ -166,7 +166,7 @@ def test_another_run_in_the_same_directory_is_refused(directory, results, halves
 
 def test_an_empty_side_is_refused(tmp_path, halves):
     empty = dj.data.Split(np.zeros(0, np.int64), halves.test.heldout)
-    with pytest.raises(ValueError, match="expected at least one row in test_member"):
+    with pytest.raises(ValueError, match="test_member must not be empty"):
         stages.begin(tmp_path, JOBS, halves._replace(test=empty))
 
 

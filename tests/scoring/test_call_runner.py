@@ -136,7 +136,7 @@ def test_terms_of_another_shape_are_refused(tmp_path, traceable, shape, got):
         return shape(norm(eps_fn(x, setting["t"])))
 
     attack = attacks.Attack("flat", "Flat", "", run=run, queries=lambda setting: 1, traceable=traceable)
-    with pytest.raises(ValueError, match=rf"expected terms of attack 'flat' of shape \[1, \d+\], got {got}") as error:
+    with pytest.raises(ValueError, match=rf"terms of attack 'flat' must have shape \[1, \d+\], got {got}") as error:
         scoring.score(network(), source(2), [planning.Job(attack, {"t": 7})], tmp_path, options=quiet())
     assert "\n" not in str(error.value)
 

@@ -140,7 +140,7 @@ def test_the_micro_batch_follows_from_the_models_own_shape(tmp_path):
 
 def test_an_encoding_of_another_shape_is_refused(tmp_path):
     wrong = latent(lambda params, pixels, draws: pixels)
-    message = r"expected what latent encodes of shape \[\d+, 4, 4, 1\], got \[\d+, 8, 8, 1\]"
+    message = r"what latent encodes must have shape \[\d+, 4, 4, 1\], got \[\d+, 8, 8, 1\]"
     with pytest.raises(ValueError, match=message):
         scoring.score(wrong, dj.data.from_images(big_images()), [SIMA], tmp_path, options=quiet())
     with pytest.raises(ValueError, match=message):

@@ -91,13 +91,13 @@ def test_the_cost_in_one_line():
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("loss", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
-        ("sima_l4", {"t": -1}, "expected 0 <= t < 1000, got t=-1"),
-        ("dime", {"t": 10, "gamma": 0.0, "q": 1}, "expected gamma=0.0 to be finite and > 0"),
-        ("dime", {"t": 10, "gamma": 0.1, "q": 0}, "expected q=0 >= 1"),
-        ("secmi", {"t": 995, "k": 10}, "expected 0 <= the step after t_sec's last < 1000"),
-        ("secmi", {"t": 100, "k": 0}, "expected k=0 >= 1"),
-        ("pia_l2", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
+        ("loss", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
+        ("sima_l4", {"t": -1}, "t must be >= 0 and < 1000, got -1"),
+        ("dime", {"t": 10, "gamma": 0.0, "q": 1}, "gamma must be finite and > 0, got 0.0"),
+        ("dime", {"t": 10, "gamma": 0.1, "q": 0}, "q must be >= 1, got 0"),
+        ("secmi", {"t": 995, "k": 10}, "the step after t_sec's last must be >= 0 and < 1000"),
+        ("secmi", {"t": 100, "k": 0}, "k must be >= 1, got 0"),
+        ("pia_l2", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_asked(name, setting, message):

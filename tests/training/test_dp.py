@@ -307,13 +307,13 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("fields", "match"),
         [
-            ({"epsilon": 0}, "expected epsilon=0 to be finite and > 0"),
-            ({"epsilon": -1.0}, "expected epsilon=-1.0 to be finite and > 0"),
-            ({"epsilon": float("nan")}, "expected epsilon=nan"),
+            ({"epsilon": 0}, "epsilon must be finite and > 0, got 0"),
+            ({"epsilon": -1.0}, "epsilon must be finite and > 0, got -1.0"),
+            ({"epsilon": float("nan")}, "epsilon must be finite and > 0, got nan"),
             ({"delta": 1.0}, "expected 0 < delta < 1, got delta=1.0"),
             ({"delta": 0.0}, "expected 0 < delta < 1, got delta=0.0"),
-            ({"steps": 0}, "expected steps=0 >= 1"),
-            ({"clip_norm": 0.0}, "expected clip_norm=0.0 to be finite and > 0"),
+            ({"steps": 0}, "steps must be >= 1, got 0"),
+            ({"clip_norm": 0.0}, "clip_norm must be finite and > 0, got 0.0"),
         ],
     )
     def test_budgets_check_themselves(self, fields, match):

@@ -155,7 +155,7 @@ def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
         assert "\n" not in str(error.value)
         assert not list(tmp_path.iterdir())
 
-    refused("expected at least one row in members", members=np.array([], int))
+    refused("members must not be empty", members=np.array([], int))
     refused(r"expected 0 <= indices < 10 in arrays, got 0 to 10", members=np.array([0, 10]))
     refused("expected labels in arrays", spec=tiny.spec(num_classes=2))
     refused("divisible by 4 devices, got 6", recipe=tiny.recipe(batch_size=6))
@@ -198,9 +198,9 @@ def test_a_model_from_elsewhere_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"steps": 0}, "expected steps=0 >= 1"),
-        ({"batch_size": 0}, "expected batch_size=0 >= 1"),
-        ({"learning_rate": 0.0}, "expected learning_rate=0.0 to be finite and > 0"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
         ({"ema_decay": 1.0}, "expected 0 <= ema_decay < 1"),
         ({"compute_dtype": "float16"}, "unknown compute_dtype 'float16'"),
     ],
