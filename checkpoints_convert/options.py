@@ -47,7 +47,9 @@ class ConversionOptions:
     def identity(self) -> str:
         """Return a text that is the same for options of the same effect: files count by what they hold."""
         values = {
-            name: list(file_digests(Path(str(value))).values()) if name in _FILES or _is_json(value) else value
+            name: list(file_digests(Path(str(value))).values())
+            if name in _FILES or str(value).endswith(".json")
+            else value
             for name, value in self.given().items()
         }
         return json.dumps(values, sort_keys=True)
@@ -55,7 +57,3 @@ class ConversionOptions:
 
 NO_OPTIONS = ConversionOptions()
 _FILES = ("model_flags", "autoencoder")
-
-
-def _is_json(value: str | float) -> bool:
-    return isinstance(value, str) and value.endswith(".json")

@@ -285,14 +285,14 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
         ([*AUDIT, "--attacks", "dimes"], "unknown attack 'dimes'; expected one of loss"),
         (
             [*AUDIT, "--attacks", "dime", "secmi", "--queries", "1"],
-            "expected at least 2 queries per image, the cost of",
+            "queries per image must be >= 2, the cost of",
         ),
         ([*AUDIT, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*COMPARE, "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
         ([*COMPARE, "--decide_with", "dime@11"], "decide_with must be one of dime_theory@11, got 'dime@11'"),
         (
             [*COMPARE, "--queries", "1"],
-            "expected at least 2 queries per image, the cost of the cheapest attack asked for (dime_",
+            "queries per image must be >= 2, the cost of dime_",
         ),
         ([*COMPARE, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*SCORE, "--attacks", "dimes"], "unknown attack 'dimes'"),

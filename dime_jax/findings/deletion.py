@@ -76,12 +76,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
         seed=facts.settings.seed,
         queries_made=_queries(record),
         model_check=BeforeAfter(*record.checks),
-        warnings=(
-            *warnings,
-            *facts.image_warnings,
-            *left_out,
-            *(() if withheld else check.warnings),
-        ),
+        warnings=(*warnings, *facts.image_warnings, *left_out, *(() if withheld else check.warnings)),
         headline=_NO_HEADLINE_YET,
     )
     return Deletion(dataclasses.replace(found, headline=wording.deletion_headline(found)), rows)
@@ -94,17 +89,12 @@ def _scores(record: CompareRecord, images: np.ndarray) -> np.ndarray:
 
 def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usable: np.ndarray) -> DeletionCheck:
     """The statistics, by the held-out images that both models gave an answer about."""
-    arrays, settings = record.arrays, record.facts.settings
-    grouped = record.groups(np.concatenate([arrays.heldout, arrays.candidates])) is not None
+    arrays, settings, groups, of_heldout = record.arrays, record.facts.settings, None, None
+    if record.groups(np.concatenate([arrays.heldout, arrays.candidates])) is not None:
+        groups, of_heldout = arrays.groups[arrays.candidates], arrays.groups[arrays.heldout[usable]]
+    (before, after), known = scores, heldout[:, usable]
     return evidence.deletion_check(
-        scores[0],
-        scores[1],
-        heldout[0, usable],
-        heldout[1, usable],
-        arrays.groups[arrays.candidates] if grouped else None,
-        settings.level,
-        settings.seed,
-        heldout_groups=arrays.groups[arrays.heldout][usable] if grouped else None,
+        before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout
     )
 
 
@@ -118,8 +108,8 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
         if check is not None:
             row = dataclasses.replace(
                 row,
-                p_before=_finite(check.p_before[place]),
-                p_after=_finite(check.p_after[place]),
+                p_before=withholding.number(check.p_before[place]),
+                p_after=withholding.number(check.p_after[place]),
                 flagged_before=bool(check.flagged_before[place]),
                 flagged_after=bool(check.flagged_after[place]),
             )
@@ -134,7 +124,3 @@ def _queries(record: CompareRecord) -> int:
     checked = sum(check.queries for check in record.checks if check is not None)
     calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.members_known else 0
     return scored + checked + calibrated
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

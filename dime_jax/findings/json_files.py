@@ -19,7 +19,7 @@ from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import stages
-from dime_jax.protocol.arrays import AuditArrays, npz_bytes
+from dime_jax.protocol.arrays import AuditArrays, columns_of, compare_columns
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.record import CompareRecord, Record
@@ -31,7 +31,7 @@ _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
-    _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
+    _files.write_atomically(directory / _AUDIT_ARRAYS, digests.dump_arrays(columns_of(arrays), compress=True))
     run = []
     if facts.images.members:
         run = [*stages.CALIBRATION_FILES, "calibration.json", stages.MANIFESTS["test"]]
@@ -46,7 +46,7 @@ def read_record(directory: pathlib.Path) -> Record:
     Raises:
       ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
-    sealed = _read_sealed(directory, AUDIT, "audit")
+    sealed = _open(directory, AUDIT, "audit")
     facts = parse(AuditFacts, sealed.contents, str(sealed.path))
     with _naming(directory / _AUDIT_ARRAYS):
         arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS), members_known=facts.images.members > 0)
@@ -83,7 +83,7 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
 def write_compare_arrays(directory: pathlib.Path, arrays: AuditArrays) -> None:
     """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
     (directory / COMPARE).unlink(missing_ok=True)
-    _files.write_atomically(directory / _COMPARE_ARRAYS, npz_bytes(arrays.compare_columns()))
+    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(compare_columns(arrays), compress=True))
 
 
 def read_comparison(directory: pathlib.Path) -> CompareRecord:
@@ -92,18 +92,10 @@ def read_comparison(directory: pathlib.Path) -> CompareRecord:
     Raises:
       ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
-    sealed = _read_sealed(directory, COMPARE, "comparison")
+    sealed = _open(directory, COMPARE, "comparison")
     facts = parse(CompareFacts, sealed.contents.get("facts"), f"{sealed.path}: facts")
     with _naming(directory / _COMPARE_ARRAYS):
         return CompareRecord(directory, facts, AuditArrays.of_comparison(sealed.read_arrays(_COMPARE_ARRAYS)))
-
-
-def _read_sealed(directory: pathlib.Path, name: str, what: str) -> digests.Sealed:
-    if not (directory / name).is_file():
-        raise ValueError(f"{directory} holds no {what}: no {name} in it")
-    sealed = digests.read(directory / name).check()
-    check_version(sealed.path, sealed.contents)
-    return sealed
 
 
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
@@ -113,6 +105,15 @@ def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates:
         files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
+
+
+def _open(directory: pathlib.Path, name: str, what: str) -> digests.Sealed:
+    """Open a JSON file of a run, and check it and all files that it names."""
+    if not (directory / name).is_file():
+        raise ValueError(f"{directory} holds no {what}: no {name} in it")
+    sealed = digests.read(directory / name).check()
+    check_version(sealed.path, sealed.contents)
+    return sealed
 
 
 @contextlib.contextmanager

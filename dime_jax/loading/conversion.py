@@ -59,9 +59,7 @@ class UseOptions:
         object.__setattr__(self, "lora_scale", tuple(self.lora_scale))
         check_choices(self)
         if self.lora_scale and len(self.lora_scale) != len(self.lora):
-            raise ValueError(
-                f"expected one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}"
-            )
+            raise ValueError(f"give one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}")
 
     def given(self) -> dict[str, str | int]:
         """Return the options that were given, by name, as JSON takes them; of several values, all in one text."""

@@ -159,7 +159,7 @@ class BeforeAfter(Generic[T]):
     after: T
 
     def pair(self) -> tuple[T, T]:
-        """Both."""
+        """Return what is known of the two, in this order."""
         return self.before, self.after
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.data import Pair, Split
+from dime_jax.data.groups import groups_of
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck
@@ -195,8 +196,7 @@ class RunRecord(Generic[Facts]):
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""
-        groups = self.arrays.groups[indices]
-        return groups if np.any(groups >= 0) else None
+        return groups_of(self.arrays.groups, indices)
 
 
 class Record(RunRecord[AuditFacts]):

@@ -17,7 +17,6 @@ writes all files but shards and ledgers.
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
 
-import io
 import os
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
@@ -178,9 +177,7 @@ def begin(
         if later:
             raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
         directory.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **columns)
-        files.write_atomically(directory / "halves.npz", buffer.getvalue())
+        files.write_atomically(directory / "halves.npz", digests.dump_arrays(columns, compress=True))
         digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
 
     on_first_process(write)
@@ -331,8 +328,7 @@ def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     path = pathlib.Path(directory) / "calibration.json"
     contents = _read_sealed(path).check().contents
     check_version(path, contents)
-    entries = enumerate(contents["calibrations"])
-    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
+    return records.parse(list[Calibration], contents["calibrations"], f"{path}: calibrations")
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -341,16 +337,14 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
     return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
-def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
+def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
-    results = evaluation(directory, confidence)
+    results = evaluation(directory)
     on_first_process(lambda: files.write_json(pathlib.Path(directory) / "results.json", records.plain(results)))
     return results
 
 
-def evaluation(
-    directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
-) -> Evaluation:
+def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
@@ -361,7 +355,7 @@ def evaluation(
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         grouped = _groups(table, frozen_job(frozen), split, groups)
-        outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
+        outcome = evaluate(frozen, pair, seed=seed, groups=grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
     about = table.manifest["identity"]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.remote import kserve
@@ -115,7 +116,7 @@ class Hosted:
                 self.queries += len(x)
                 eps = self._evaluate(x, t, condition)
         except ValueError as error:
-            raise Refused(400, " ".join(str(error).split())) from None
+            raise Refused(400, one_line(error, None)) from None
         try:
             answer = kserve.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
         except ValueError as error:

@@ -137,7 +137,7 @@ DOWN, UP = ATTENTION[0][ONE]
             "unet.nowhere.lora_[AB].* no such layer",
         ),
         ({"text_encoder.x.lora_A.weight": DOWN, "text_encoder.x.lora_B.weight": UP}, "the text_encoder has no such"),
-        ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "expected an update of shape"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "must update a weight of shape"),
         ({f"unet.{ONE}.lora_A.weight": DOWN[:-1], f"unet.{ONE}.lora_B.weight": UP}, "expected factors"),
         ({f"unet.{ONE}.lora_A.weight": DOWN.astype(np.int64), f"unet.{ONE}.lora_B.weight": UP}, "floating-point"),
         (

@@ -91,7 +91,7 @@ class TestStudy:
         config = dp_digits.get_config("smoke")
         config.train.recipe.steps = 6
         arm = dp_defense.arms(config)[1]
-        with pytest.raises(ValueError, match=r"expected steps=6 <= 4, for which the budget epsilon=0\.2 is"):
+        with pytest.raises(ValueError, match=r"steps must be <= 4 for epsilon=0\.2, got 6"):
             dp_defense.train_arm(arm, workdir / arm.name)
 
     def test_arms_that_were_not_attacked_alike_are_refused(self, workdir, tmp_path):
