@@ -16,6 +16,8 @@ from dime_jax._util.flags import underscored
 from dime_jax.report import html
 from experiments import generated, torch_writer
 
+pytestmark = pytest.mark.usefixtures("small_batches", "small_model_check", "no_figures")
+
 
 @pytest.fixture(scope="module")
 def secmi(tmp_path_factory):

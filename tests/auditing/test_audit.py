@@ -22,6 +22,8 @@ from dime_jax.report import html
 from dime_jax.scoring import query_ledger, score_table
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 OTHERS = images(120, 8)
 # Half of the candidates are members as well, but are not among the known ones.
@@ -270,7 +272,7 @@ class TestWhatIsNoDenoiser:
         assert results["candidates"]["cannot_tell"] == 12
         assert results["queries_made"] == model.queries.count
 
-    @pytest.mark.usefixtures("_no_page", "whole_model_check")
+    @pytest.mark.usefixtures("_no_page")
     def test_a_wrong_schedule_is_named(self, tmp_path):
         shipped = dj.load_denoiser("digits")
         wrong = dj.Denoiser(shipped.apply, shipped.params, dj.cosine_schedule(), (8, 8, 1), fingerprint="wrong")
@@ -282,7 +284,6 @@ class TestWhatIsNoDenoiser:
         results = auditing.audit(config(tmp_path, **settings)).results
         assert "seems to follow the linear schedule" in results["headline"]["alarms"][0]
 
-    @pytest.mark.usefixtures("whole_model_check")
     def test_what_returns_nothing_is_refused_in_one_line(self, tmp_path):
         model = dj.Denoiser.from_function(lambda x, t: None, MODEL.schedule, MODEL.image_shape)
         with pytest.raises(ValueError, match=r"expected eps to return an array of shape \[16, 8, 8, 1\], got None"):

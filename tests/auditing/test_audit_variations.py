@@ -13,6 +13,8 @@ from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings import json_files, wording
 from dime_jax.scoring.query_ledger import Budget
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 MODEL = memoriser(np.concatenate([MEMBERS, CANDIDATES[:6, :, ::-1]]))
 ROLES = {

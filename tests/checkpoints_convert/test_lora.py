@@ -14,7 +14,7 @@ from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 PIPELINE = open_checkpoint(GOLDEN / "stable_diffusion")

@@ -17,7 +17,7 @@ from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 VAE = GOLDEN / "stable_diffusion" / "vae"

@@ -11,7 +11,7 @@ from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.options import ConversionOptions
 from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
-from experiments.torch_writer import Global, PickledCall, write_zip
+from tests.checkpoints_convert.torch_writer import Global, PickledCall, write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZE = ConversionOptions(image_size=16)

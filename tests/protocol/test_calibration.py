@@ -6,7 +6,7 @@ import pytest
 from dime_jax import attacks
 from dime_jax._util.records import parse, plain
 from dime_jax.attacks import registry
-from dime_jax.attacks.rules import Weights
+from dime_jax.attacks.rules import Weights, at_angle
 from dime_jax.evidence import metrics
 from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
 
@@ -165,3 +165,19 @@ class TestJson:
 def test_bad_input_is_named(schedule, settings, terms, message):
     with pytest.raises(ValueError, match=message):
         calibrate(LOSS, schedule, settings, terms)
+
+
+def weighing(weights, attack="dime"):
+    return Calibration(attack, {"t": 70, "gamma": 0.1, "q": 1}, weights, {}, None, 0.0, 0.9, 2)
+
+
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_angles_outside_the_quadrant_of_theory_are_learned(sixteenth):
+    assert weighing(at_angle(2 * np.pi * sixteenth / 16).values).learned_direction == (
+        sixteenth not in (0, 12, 13, 14, 15)
+    )
+
+
+def test_scores_that_theory_weighs_are_not_learned():
+    assert not weighing((1.0,), "loss").learned_direction
+    assert not weighing(at_angle(-np.pi / 2).values, "crowding_only").learned_direction

@@ -249,7 +249,6 @@ def test_micro_batches_of_conditional_models_can_be_tuned():
     assert scoring.tune_micro_batch(latent(), candidates=[4], rounds=1) == 4
 
 
-@pytest.mark.usefixtures("whole_model_check")
 def test_the_check_of_a_run_asks_under_the_images_own_conditions(tmp_path):
     seen = []
 

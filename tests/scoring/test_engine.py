@@ -264,7 +264,6 @@ class TestMemory:
             scoring.score(self.model(0), source(), SIMA, tmp_path / "never", options=options)
 
 
-@pytest.mark.usefixtures("full_size_batches")
 @pytest.mark.parametrize(
     ("shape", "platform", "expected"),
     [

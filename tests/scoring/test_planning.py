@@ -162,3 +162,21 @@ def test_a_budget_that_leaves_nothing_is_refused():
         planning.grid_jobs(["dime", "secmi"], "quick", [1], most=1)
     with pytest.raises(ValueError, match=message):
         planning.grid_jobs(["dime"], "quick", [1])
+
+
+@pytest.mark.parametrize(
+    ("attacks", "times", "gamma", "extra"),
+    [
+        (None, [30, 70, 120], 0.1, 0),
+        (["dime"], [30, 70, 120], 0.1, 0),
+        (["pia_l2"], [30, 70, 120], 0.1, 3),
+        (["dime_central", "loss"], [30, 70, 120], 0.1, 0),
+        (["dime_bands"], [30, 70, 120], 0.1, 0),
+    ],
+)
+def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra):
+    jobs = planning.grid_jobs(attacks, "quick", (2, 11))
+    witness = planning.witness_jobs(jobs)
+    assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
+    plans = [planning.make_plan(each, SCHEDULE).queries_per_image for each in (jobs, jobs + witness)]
+    assert plans[1] - plans[0] == extra

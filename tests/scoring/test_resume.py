@@ -24,6 +24,8 @@ from dime_jax._util import digests, files
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import queries_made
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 SCRIPT = pathlib.Path(__file__).with_name("killed_run.py")
 PLAN = planning.make_plan(TWO, SCHEDULE)
 ONE = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
