@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax import evidence
-from dime_jax.evidence import NOT_CHECKED, DeletionCheck
+from dime_jax.evidence import DeletionCheck
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import copy_notes
 from dime_jax.findings.results import DecidedBy, DeletionFindings, DeletionRow, Headline, LikenessFound
@@ -37,12 +37,11 @@ class Deletion(NamedTuple):
 def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deletion:
     """Everything that the comparison shows; `warnings` are added to its own."""
     facts, likeness = record.facts, record.likeness
-    direction = stages.read_direction(record.directory, ["calibration"]) if record.members_known else NOT_CHECKED
     scores, heldout = _scores(record, record.arrays.candidates), _scores(record, record.arrays.heldout)
     answered, usable = (np.all(np.isfinite(pair), axis=0) for pair in (scores, heldout))
     like = ~likeness.unlike
     withheld = (
-        withholding.no_denoiser_or_swapped(record.checks, direction)
+        withholding.no_denoiser_or_swapped(record.checks, record.direction)
         or withholding.too_few_answers(answered, len(facts.unusable_candidates))
         or withholding.unlike_set(likeness)
     )
@@ -57,7 +56,7 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
         facts=facts,
         verdict=None if withheld else check.verdict,
         withheld=withheld,
-        direction=direction,
+        direction=record.direction,
         likeness=LikenessFound(likeness.set_p, likeness.set_unlike),
         set_before=None if withheld else check.set_before,
         set_after=None if withheld else check.set_after,

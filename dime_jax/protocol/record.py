@@ -205,3 +205,9 @@ class Record(RunRecord[AuditFacts]):
 
 class CompareRecord(RunRecord[CompareFacts]):
     """The record of a comparison."""
+
+    @functools.cached_property
+    def direction(self) -> evidence.Direction:
+        """What the witness says on the calibration half."""
+        known = self.members_known
+        return stages.read_direction(self.directory, ["calibration"]) if known else evidence.NOT_CHECKED
