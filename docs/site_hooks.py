@@ -50,6 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "figures.md": _figures_page(),
         "five_minutes.md": _notebook_page(),
         "api.md": api_page(),
+        "options.md": options_page(),
     }
     for name, content in contents.items():
         files.append(File.generated(config, name, content=content))
@@ -87,6 +88,24 @@ def _code(cell: dict) -> str:
         elif output.get("text") or "text/plain" in data:
             parts.append(f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts)
+
+
+def options_page() -> str:
+    """Every command with its options, from the parser that reads them."""
+    from dime_jax import cli
+
+    lines = ["# Options", "", "As `dime-jax COMMAND --help` shows them. `--flag-name` and `--flag_name` are the same."]
+    lines += ["In Python, those of `audit` are arguments of `dj.AuditConfig`."]
+    for command, parser in cli.commands().items():
+        lines += ["", f"## {command}", "", (parser.description or "").partition("\n")[0].capitalize() + "."]
+        for group in parser._action_groups:
+            rows = [action for action in group._group_actions if action.dest != "help"]
+            lines += ["", f"| {group.title} | |", "|---|---|"] if rows else []
+            for action in rows:
+                name = "/".join(action.option_strings) or action.metavar
+                text = (action.help or "") % {"default": action.default}
+                lines.append(f"| `{name}` | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
 
 
 def api_page() -> str:

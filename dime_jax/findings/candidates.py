@@ -64,10 +64,7 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     indices, settings = record.arrays.candidates, record.facts.settings
     scores, heldout = record.candidate_scores()
     names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
-    groups, statistics = record.groups(indices), record.arrays.statistics
-    assert statistics is not None  # there are candidates
-    compared = record.groups(statistics.compared)
-    likeness = evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared, settings.seed)
+    groups, likeness = record.groups(indices), record.likeness
     withheld = withheld or withholding.unlike_set(likeness)
     comparable = ~likeness.unlike & (withheld is None)
     heldout_groups = _heldout_groups(record)

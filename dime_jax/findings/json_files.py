@@ -19,10 +19,10 @@ from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import stages
-from dime_jax.protocol.arrays import AuditArrays, CompareArrays, columns_of
+from dime_jax.protocol.arrays import AuditArrays, columns_of, compare_columns
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import CompareRecord, Record
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
@@ -80,32 +80,27 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
     return parse(kind, contents, str(path))
 
 
-def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None:
+def write_compare_arrays(directory: pathlib.Path, arrays: AuditArrays) -> None:
     """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
     (directory / COMPARE).unlink(missing_ok=True)
-    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(columns_of(arrays), compress=True))
+    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(compare_columns(arrays), compress=True))
 
 
-def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
-    """Read compare.npz."""
-    path = directory / _COMPARE_ARRAYS
-    with _naming(path):
-        return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
-
-
-def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
-    """What was compared.
+def read_comparison(directory: pathlib.Path) -> CompareRecord:
+    """Open the record of a comparison.
 
     Raises:
-      ValueError: if there is no comparison, or a file of it is damaged or missing, naming that.
+      ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
     sealed = _open(directory, COMPARE, "comparison")
-    return parse(CompareFacts, sealed.contents.get("facts"), f"{sealed.path}: facts")
+    facts = parse(CompareFacts, sealed.contents.get("facts"), f"{sealed.path}: facts")
+    with _naming(directory / _COMPARE_ARRAYS):
+        return CompareRecord(directory, facts, AuditArrays.of_comparison(sealed.read_arrays(_COMPARE_ARRAYS)))
 
 
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
-    files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json", model_check.FILE]
+    files = [_COMPARE_ARRAYS, *(f"{table}/manifest.json" for table in found.facts.tables), model_check.FILE]
     if found.facts.theory_setting is None:
         files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)

@@ -10,7 +10,6 @@ RUN/queries-answer.bin      their ledger; they are about no image of the run
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -54,10 +53,13 @@ class _Entry(NamedTuple):
     noise: float = 0.0
 
 
-def guarded(
-    directory: str | os.PathLike[str], denoiser: Denoiser, options: scoring.ScoringOptions
-) -> scoring.ScoringOptions:
-    """Return options for all score tables of a run with which a model that is not a network of ours is recognised.
+def guard(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    options: scoring.ScoringOptions,
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
+    """Return hooks for all score tables of a run with which a model that is not a network of ours is recognised.
 
     At the beginning of a run it is asked now. Of a run that resumes, damage is found first: the model is asked when the
     first table is open. Networks that were opened from files have fingerprints of their weights, and are not asked.
@@ -66,15 +68,15 @@ def guarded(
       ValueError: as `recognise`.
     """
     if denoiser.traceable and not denoiser.known_by_name_only:
-        return options
+        return hooks
     directory = pathlib.Path(directory)
     # All processes look before the first one writes, or they would wait for each other at different places.
     known = together(lambda: _recall(directory, denoiser.fingerprint).answer)
     if known is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
-        return options
+        return hooks
     once = functools.cache(lambda: recognise(directory, denoiser, options))
-    return dataclasses.replace(options, before_asking=once)
+    return hooks._replace(before_asking=once)
 
 
 def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from dime_jax.data.groups import ALONE
+
 _Arrays = TypeVar("_Arrays")
 _BLIND = ("blind_member", "blind_heldout", "blind_member_scores", "blind_heldout_scores")
 # The names in the files of the arrays of each part, in the order of its fields; other arrays are named as their fields.
@@ -69,15 +71,19 @@ class Thumbnails:
     pictures: np.ndarray
 
 
+NO_IMAGES = np.zeros(0, np.int64)
+NO_THUMBNAILS = Thumbnails(*[NO_IMAGES] * len(_NAMES["thumbnails"]))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditArrays:
-    """audit.npz.
+    """audit.npz, and of a comparison compare.npz.
 
     Attributes:
       heldout: held-out images that candidates are compared with.
       candidates: [m].
-      truth: which candidates are members, bool [m]; [0] where that is not known.
       groups: of all images of the source, -1 for one on its own.
+      truth: which candidates are members, bool [m]; [0] where that is not known.
       thumbnails: for the report.
       statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
@@ -87,9 +93,9 @@ class AuditArrays:
 
     heldout: np.ndarray
     candidates: np.ndarray
-    truth: np.ndarray
     groups: np.ndarray
-    thumbnails: Thumbnails
+    truth: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    thumbnails: Thumbnails = NO_THUMBNAILS
     statistics: PictureStatistics | None = None
     blind: BlindScores | None = None
     caption_blind: BlindScores | None = None
@@ -106,8 +112,8 @@ class AuditArrays:
         return cls(
             columns["heldout"],
             columns["candidates"],
-            columns["truth"],
             columns["groups"],
+            columns["truth"],
             _read(Thumbnails, "thumbnails", columns),
             _read(PictureStatistics, "statistics", columns) if has_candidates else None,
             _read(BlindScores, "blind", columns) if "blind_member" in columns else None,
@@ -115,35 +121,21 @@ class AuditArrays:
             _read(KnownStatistics, "known_statistics", columns) if has_candidates and members_known else None,
         )
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompareArrays:
-    """compare.npz.
-
-    Attributes:
-      heldout: held-out images that candidates are compared with [n].
-      candidates: [m].
-      groups: of both, held-out images first [n + m], -1 for one on its own.
-      statistics: of the pictures.
-    """
-
-    heldout: np.ndarray
-    candidates: np.ndarray
-    groups: np.ndarray
-    statistics: PictureStatistics
-
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
-        """What `columns_of` gave.
+    def of_comparison(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
+        """What `compare_columns` gave; other images than those have no groups.
 
         Raises:
           KeyError: if one of them is missing.
         """
         statistics = _read(PictureStatistics, "statistics", columns)
-        return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
+        images = np.concatenate([columns["heldout"], columns["candidates"]])
+        groups = np.full(images.max() + 1, ALONE)
+        groups[images] = columns["groups"]
+        return cls(columns["heldout"], columns["candidates"], groups, statistics=statistics)
 
 
-def columns_of(arrays: AuditArrays | CompareArrays) -> dict[str, np.ndarray]:
+def columns_of(arrays: AuditArrays) -> dict[str, np.ndarray]:
     """Return all arrays by their names in the file."""
     columns: dict[str, np.ndarray] = {}
     for field, value in vars(arrays).items():
@@ -152,6 +144,13 @@ def columns_of(arrays: AuditArrays | CompareArrays) -> dict[str, np.ndarray]:
         elif value is not None:
             columns |= zip(_NAMES[field], vars(value).values(), strict=True)
     return columns
+
+
+def compare_columns(arrays: AuditArrays) -> dict[str, np.ndarray]:
+    """Return those of a comparison: the groups are of held-out images and candidates alone."""
+    columns = columns_of(arrays)
+    own = {name: columns[name] for name in ("heldout", "candidates", *_NAMES["statistics"])}
+    return {**own, "groups": arrays.groups[np.concatenate([arrays.heldout, arrays.candidates])]}
 
 
 def _read(kind: type[_Arrays], part: str, columns: Mapping[str, np.ndarray]) -> _Arrays:

@@ -70,7 +70,8 @@ def run(
     options: scoring.ScoringOptions | None = None,
     take: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
-) -> scoring.ScoringOptions:
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
     """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
 
     The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
@@ -90,21 +91,24 @@ def run(
       options: how to run.
       take: some of STAGES, in their order. Callers that write more than the rows to results.json leave "evaluate" out.
       say: is told at once if the model is no denoiser; what that means is for the caller to decide.
+      hooks: what to call meanwhile.
 
     Returns:
-      The options with which everything else in the run is asked: a model that was exchanged is noticed.
+      The hooks with which everything else in the run is asked: a model that was exchanged is noticed.
     """
     directory = begin(directory, jobs, halves, seed, groups=groups)
     known = halves.together().heldout if heldout is None else heldout
-    options = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
+    hooks = guard(
+        directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say, hooks=hooks
+    )
     for stage in take:
         if stage == "calibrate":
             calibrate_run(directory)
         elif stage == "evaluate":
             evaluate_run(directory)
         else:
-            score_half(directory, stage, denoiser, source, transform=transform, options=options)
-    return options
+            score_half(directory, stage, denoiser, source, transform=transform, options=options, hooks=hooks)
+    return hooks
 
 
 def guard(
@@ -117,7 +121,8 @@ def guard(
     seed: int = 0,
     options: scoring.ScoringOptions | None = None,
     say: Callable[[str], object] = lambda text: None,
-) -> scoring.ScoringOptions:
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
     """Check that the model is a denoiser, and that it is the one that the run was begun with.
 
     Arguments and what is returned as for `run`.
@@ -131,7 +136,7 @@ def guard(
     )
     if not check.passed:
         say(f"warning: {check.summary}")
-    return identity.guarded(directory, denoiser, options)
+    return identity.guard(directory, denoiser, options, hooks)
 
 
 def begin(
@@ -203,6 +208,7 @@ def score_half(
     *,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
@@ -227,6 +233,7 @@ def score_half(
         transform=transform,
         seed=run.seed,
         options=(options or scoring.ScoringOptions()).within(directory),
+        hooks=hooks,
     )
 
 

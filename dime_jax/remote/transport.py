@@ -13,7 +13,6 @@ import email.message
 import email.utils
 import functools
 import http.client
-import ipaddress
 import os
 import pathlib
 import re
@@ -28,7 +27,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dime_jax._util.text import one_line
-from dime_jax.remote.options import RemoteOptions
+from dime_jax.remote.options import RemoteOptions, is_loopback
 from dime_jax.scoring.retry import LONGEST_PAUSE, TryLater
 
 _IDLE_SECONDS = 4.0  # servers may close connections that are idle for longer; uvicorn after 5
@@ -47,12 +46,7 @@ class ServerPlace(NamedTuple):
     @property
     def loopback(self) -> bool:
         """Whether the server is this machine."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

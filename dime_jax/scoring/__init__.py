@@ -1,5 +1,7 @@
 """From a list of attacks and images to a score table: the plan, the engine that asks the model, ledger and table."""
 
+from dime_jax.scoring.engine import NO_HOOKS as NO_HOOKS
+from dime_jax.scoring.engine import Hooks as Hooks
 from dime_jax.scoring.engine import ScoringOptions as ScoringOptions
 from dime_jax.scoring.engine import score as score
 from dime_jax.scoring.micro_batch import default_micro_batch as default_micro_batch

@@ -63,8 +63,6 @@ class ScoringOptions:
       shard_seconds: the most seconds of finished work that a kill costs, unless one call takes longer.
       devices: local devices to use; all if None.
       silent: show no progress.
-      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
-      before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
     micro_batch: int | None = None
@@ -73,8 +71,6 @@ class ScoringOptions:
     shard_seconds: float = 30.0
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
-    on_rate: Callable[[float], None] | None = None
-    before_asking: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -93,6 +89,21 @@ class ScoringOptions:
         return dataclasses.replace(self, budget=self.budget._replace(directory=directory))
 
 
+class Hooks(NamedTuple):
+    """What a run calls while it asks.
+
+    Attributes:
+      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      before_asking: called by the first process when a table is opened and undamaged, before the first query.
+    """
+
+    on_rate: Callable[[float], None] | None = None
+    before_asking: Callable[[], None] | None = None
+
+
+NO_HOOKS: Hooks = Hooks()
+
+
 class _Request(NamedTuple):
     """What `score` was asked for, checked."""
 
@@ -105,6 +116,7 @@ class _Request(NamedTuple):
     transform: data.Transform
     seed: int
     options: ScoringOptions
+    hooks: Hooks
     placement: Placement
 
 
@@ -119,6 +131,7 @@ def score(
     transform: data.Transform | None = None,
     seed: int = 0,
     options: ScoringOptions | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> ScoreTable:
     """Run every job on every image, or finish a run that was interrupted.
 
@@ -132,6 +145,7 @@ def score(
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of all draws.
       options: how to run.
+      hooks: what to call meanwhile.
 
     Raises:
       ValueError: before any query, if the table there is of something else, the plan exceeds the budget, labels or
@@ -151,15 +165,15 @@ def score(
         data.require_captions(source)
     counted = index if tolerated is None else np.setdiff1d(index, tolerated)
     placement = choose_placement(denoiser, options.devices)
-    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, placement)
+    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, hooks, placement)
     with contextlib.ExitStack() as stack:
 
         def open_table() -> None:
             stack.enter_context(files.locked(directory, "score table"))
             _open_table(request)
-            if options.before_asking is not None:
+            if hooks.before_asking is not None:
                 score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
-                options.before_asking()
+                hooks.before_asking()
 
         def merge() -> None:
             score_table.merge(directory, len(plan.units), index)
@@ -208,7 +222,9 @@ class _Run:
                 needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
         allowance = query_ledger.allowance(directory, options.budget, needed, index, self.mine, processes)
         writer = ShardWriter(directory, process)
-        self.progress = Progress(int(needed[self.mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
+        self.progress = Progress(
+            int(needed[self.mine].sum()), options.silent or process > 0, on_rate=request.hooks.on_rate
+        )
         self.ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
         say = self.progress.say
         self.runner = CallRunner(

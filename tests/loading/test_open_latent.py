@@ -199,9 +199,9 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
         ValueError, match="--lora applies only when a checkpoint is converted; model is a model directory"
     ):
         dj.open_model(output, cache=tmp_path, lora=["x"])
-    with pytest.raises(ValueError, match="unknown latent 'median'"):
+    with pytest.raises(ValueError, match="latent must be one of mean, sample, got 'median'"):
         dj.open_model(output, cache=tmp_path, latent="median")
-    with pytest.raises(ValueError, match="unknown latent_weighting 'push'; expected one of none, pullback"):
+    with pytest.raises(ValueError, match="latent_weighting must be one of none, pullback, got 'push'"):
         dj.open_model(output, cache=tmp_path, latent_weighting="push")
 
 
