@@ -17,8 +17,9 @@ HEADLINE = Headline(f"Answer {HOSTILE}", f"50 % {HOSTILE}", HOSTILE, (f"Alarm {H
 
 
 def render(results, candidates=()):
-    shown = [html.ShownCandidate(one, None) for one in candidates]
+    shown = [(one, None) for one in candidates]
     values = {"results": results, "row": results.deciding_row, "asked": {"model": HOSTILE}, "figures": []}
+    values["verdict_classes"] = html._VERDICT_CLASSES
     return html.render("audit.html", candidates=shown, shown=html.SHOWN_ROWS, gallery=[], floor=0, **values)
 
 
@@ -114,7 +115,7 @@ def test_candidates_are_shown_most_member_like_first_each_with_its_own_picture()
     ]
     shown = html._candidate_rows(made, rows)
     of_low, of_high = (html.picture_uri(one) for one in pixels)
-    assert [(one.row.id, one.picture) for one in shown] == [("low", of_low), ("high", of_high), ("unread", None)]
+    assert [(row.id, picture) for row, picture in shown] == [("low", of_low), ("high", of_high), ("unread", None)]
     assert html._gallery(made) == [("Members with the strongest evidence", [of_low])]
 
 
