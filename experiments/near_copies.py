@@ -212,4 +212,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("source", None, "the images, such as cifar10:DIR.", required=True)
     flags.DEFINE_string("split", None, "members and held-out images: SecMI's file.", required=True)
     flags.DEFINE_string("picture", None, "where to draw the pairs to look at.")
-    run_app(lambda _: main(flags.FLAGS.source, flags.FLAGS.split, flags.FLAGS.picture))
+    run_app(lambda: main(flags.FLAGS.source, flags.FLAGS.split, flags.FLAGS.picture))

@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 def pytest_configure(config):
-    """Import JAX and what tests do without, except where tests are only handed out: that takes seconds."""
+    """Import JAX and the shortcuts, except where tests are only handed out: that takes seconds."""
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests:
         config.pluginmanager.import_plugin("shortcuts")
@@ -50,13 +50,6 @@ def pytest_collection_finish():
     """What is imported by now stays: looking through it for garbage took a twentieth of the time."""
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config):
-    """A worker that has reported everything ends at once: JAX takes seconds to take its programs apart."""
-    if hasattr(config, "workerinput"):
-        os._exit(0)
 
 
 class Failing:

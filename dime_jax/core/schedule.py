@@ -5,7 +5,6 @@ t = 0, where ᾱ = 0.9999.)
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,7 @@ from dime_jax._util import validate
 from dime_jax._util.typing import Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["abar_table", "sqrt_abar_table", "sigma_table"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoiseSchedule:
     """ᾱ_t, √ᾱ_t and σ_t for t = 0 … T-1, as float32 tables of length T.
@@ -85,7 +80,7 @@ def schedule_from_betas(betas: npt.ArrayLike) -> NoiseSchedule:
     """The schedule with the given β_0 … β_{T-1}, each in (0, 1]; β = 1 (zero terminal SNR) gives ᾱ = 0 from then on."""
     betas = np.asarray(betas, np.float64)
     if betas.ndim != 1 or betas.size == 0:
-        raise ValueError(f"expected betas of shape [T] with T > 0, got {list(betas.shape)}")
+        raise ValueError(f"betas must have shape [T] with T > 0, got {list(betas.shape)}")
     if not (np.all(betas > 0) and np.all(betas <= 1)):
         bad = int(np.argmin((betas > 0) & (betas <= 1)))
         raise ValueError(f"expected 0 < beta <= 1, got betas[{bad}]={betas[bad]}")

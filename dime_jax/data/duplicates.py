@@ -16,6 +16,7 @@ from dime_jax.data.batches import map_items
 from dime_jax.data.near_copies import GRID, MAX_RMS, MIN_CORRELATION, Pictures, find_near_copies
 from dime_jax.data.sources import Item, Source, pixel_digest
 from dime_jax.data.splits import Halves, Split
+from dime_jax.data.transforms import to_uint8
 
 _THUMBNAIL_SIDE = 16
 
@@ -62,9 +63,7 @@ class Sketch(NamedTuple):
 
 def sketch(item: Item) -> Sketch:
     """What comparing needs of one image."""
-    pixels = item.image
-    if pixels.dtype != np.uint8:
-        pixels = np.round((pixels + 1) * 127.5).astype(np.uint8)
+    pixels = to_uint8(item.image)
 
     def shrink() -> tuple[np.ndarray, np.ndarray]:
         image = decoding.as_rgb(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels))

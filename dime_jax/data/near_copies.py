@@ -237,8 +237,8 @@ def _best_correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The largest correlation of each pair as it is, and with either picture enlarged, of pictures [n, 32, 32]."""
     best = _correlation(high_pass(first), high_pass(second))
     again = np.flatnonzero(best >= _WORTH_ENLARGING)
-    first, second = first[again], second[again]
-    for one, two in ((_enlarge(first), second), (first, _enlarge(second))):
+    first, second, enlarge = first[again], second[again], _enlarging()
+    for one, two in ((enlarge @ first @ enlarge.T, second), (first, enlarge @ second @ enlarge.T)):
         best[again] = np.maximum(best[again], _correlation(high_pass(one), high_pass(two)))
     return best
 
@@ -250,20 +250,15 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return scipy.fft.irfft2(product, s=(GRID, GRID))[:, shifts[:, None], shifts].max((1, 2), initial=-1)
 
 
-def _enlarge(grey: np.ndarray) -> np.ndarray:
-    """The middle of each picture, enlarged to the grid."""
-    enlarge = _enlarging()
-    return enlarge @ grey @ enlarge.T
-
-
 @functools.cache
 def _blur() -> np.ndarray:
+    """What a picture is multiplied with, from both sides, to be blurred."""
     return scipy.ndimage.gaussian_filter1d(np.eye(GRID, dtype=np.float32), _BLUR, axis=0, mode="nearest")
 
 
 @functools.cache
 def _enlarging() -> np.ndarray:
+    """What a picture is multiplied with, from both sides, for its middle to fill the grid."""
     edge = (GRID - _ENLARGED) / 2
-    middle = (0, edge, GRID, GRID - edge)
     unit = Image.fromarray(np.eye(GRID, dtype=np.float32))
-    return np.asarray(unit.resize((GRID, GRID), Image.Resampling.BICUBIC, box=middle))
+    return np.asarray(unit.resize((GRID, GRID), Image.Resampling.BICUBIC, box=(0, edge, GRID, GRID - edge)))

@@ -26,6 +26,11 @@ from dime_jax.evidence.deletion import Change as Change
 from dime_jax.evidence.deletion import DeletionCheck as DeletionCheck
 from dime_jax.evidence.deletion import DeletionVerdict as DeletionVerdict
 from dime_jax.evidence.deletion import deletion_check as deletion_check
+from dime_jax.evidence.difficulty import Difficulty as Difficulty
+from dime_jax.evidence.difficulty import difficulty_p_values as difficulty_p_values
+from dime_jax.evidence.difficulty import difficulty_residuals as difficulty_residuals
+from dime_jax.evidence.difficulty import difficulty_statistics as difficulty_statistics
+from dime_jax.evidence.difficulty import fit_difficulty as fit_difficulty
 from dime_jax.evidence.direction import NOT_CHECKED as NOT_CHECKED
 from dime_jax.evidence.direction import Direction as Direction
 from dime_jax.evidence.direction import Judgement as Judgement

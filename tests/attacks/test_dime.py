@@ -146,16 +146,16 @@ def test_level_bias_is_first_order_where_eps_vanishes(schedule):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gamma": 0.0}, r"expected gamma=0.0 to be finite and > 0"),
-        ({"gamma": -0.1}, r"expected gamma=-0.1 to be finite and > 0"),
-        ({"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
-        ({"probes": np.ones((2, 3, 5), np.float32)}, r"expected probes of shape \[\*, 3, 6\], got \[2, 3, 5\]"),
-        ({"probes": np.ones((0, 3, 6), np.float32)}, "expected at least one row in probes, got an empty set"),
+        ({"gamma": 0.0}, r"gamma must be finite and > 0, got 0.0"),
+        ({"gamma": -0.1}, r"gamma must be finite and > 0, got -0.1"),
+        ({"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
+        ({"probes": np.ones((2, 3, 5), np.float32)}, r"probes must have shape \[\*, 3, 6\], got \[2, 3, 5\]"),
+        ({"probes": np.ones((0, 3, 6), np.float32)}, "probes must not be empty"),
         (
             {"x": np.ones((3, 6), np.int32)},
             r"expected images of shape \[B, ...\] in floating point, got int32 \[3, 6\]",
         ),
-        ({"x": np.ones((0, 6), np.float32), "probes": np.ones((1, 0, 6))}, "expected at least one row in images"),
+        ({"x": np.ones((0, 6), np.float32), "probes": np.ones((1, 0, 6))}, "images must not be empty"),
         ({"eps_fn": lambda g, t: g[:, :2]}, r"expected eps_fn to return shape \[3, 6\], got \[3, 2\]"),
     ],
 )

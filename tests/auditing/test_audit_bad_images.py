@@ -10,18 +10,13 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from memoriser import config, floats, images, memoriser, source
 from PIL import Image
 
 import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.auditing import images as audit_images
-from dime_jax.data import role_checks
-from dime_jax.data.groups import connect
 from dime_jax.data.role_checks import CandidateCopy
-from dime_jax.data.roles import Roles
 from dime_jax.report import html
 
 MEMBERS, HELDOUT, CANDIDATES = images(60, 0), images(60, 21), images(12, 2)
@@ -387,31 +382,6 @@ def test_copies_of_candidates_are_named(tmp_path):
     assert notes["c-00008"] == "near copy of another candidate, c-00003"
     assert notes["c-00000"] == ""
     assert any(warning.startswith("2 candidates are copies or near copies of other") for warning in results["warnings"])
-
-
-@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11), st.booleans()), max_size=12))
-def test_the_copy_that_is_named_is_the_first_of_the_first_role(pairs):
-    """Against a search through all images: members before held-out images before candidates, exact before near."""
-    exact = np.array([(a, b) for a, b, same in pairs if same], int).reshape(-1, 2)
-    close = np.array([(a, b) for a, b, same in pairs if not same], int).reshape(-1, 2)
-    groups, equal = connect(12, np.concatenate([exact, close])), connect(12, exact)
-    roles = {"members": range(4), "heldout": range(4, 8), "candidates": range(8, 12)}
-    expected = []
-    for one in roles["candidates"]:
-        found = [
-            CandidateCopy(f"i{one}", role, f"i{other}", kind)
-            for role, indices in roles.items()
-            for kind, grouping in (("exact", equal), ("near", groups))
-            for other in indices
-            if other != one and grouping[one] == grouping[other] >= 0
-        ]
-        expected += found[:1]
-    given_roles = Roles(
-        source(images(12, 0), ids=[f"i{i}" for i in range(12)]),
-        dj.data.Split(np.arange(4), np.arange(4, 8)),
-        np.arange(8, 12),
-    )
-    assert role_checks._candidate_copies(dj.data.Duplicates(groups, exact, close), given_roles) == expected
 
 
 def test_a_few_candidates_that_are_known_are_named_and_not_refused(tmp_path):

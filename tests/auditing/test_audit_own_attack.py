@@ -17,6 +17,8 @@ from dime_jax.attacks import modules, registry
 from dime_jax.loading import opening
 from dime_jax.report import html
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "add_attack.md").read_text(encoding="utf-8")
 AS_CALLS, AS_FUNCTION = re.findall(r"```py\n(.*?)```", GUIDE, re.DOTALL)
 COUNTED = """

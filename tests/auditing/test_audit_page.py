@@ -15,8 +15,6 @@ import dime_jax as dj
 from dime_jax import auditing
 from dime_jax.report import html
 
-pytestmark = pytest.mark.usefixtures("real_figures")
-
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>"
 CANDIDATES = images(6, 2)
 NAMES = [HOSTILE, *(f"candidate-{i}" for i in range(1, 6))]

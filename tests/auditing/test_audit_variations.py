@@ -13,6 +13,8 @@ from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings import json_files, wording
 from dime_jax.scoring.query_ledger import Budget
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 MEMBERS, HELDOUT, CANDIDATES = images(120, 0), images(120, 21), np.concatenate([images(6, 2), images(6, 6)])
 MODEL = memoriser(np.concatenate([MEMBERS, CANDIDATES[:6, :, ::-1]]))
 ROLES = {
@@ -91,5 +93,5 @@ def test_no_fraction_is_estimated_from_the_best_of_variations(result):
 
 def test_variations_are_not_bounded_image_by_image(tmp_path):
     options = scoring.ScoringOptions(silent=True, budget=Budget(per_image=100))
-    with pytest.raises(ValueError, match="expected no bound on queries per image with variations"):
+    with pytest.raises(ValueError, match="variations cannot be combined with a limit on queries per image"):
         config(tmp_path, model=MODEL, variations=True, options=options, **ROLES)

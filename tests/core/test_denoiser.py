@@ -69,15 +69,15 @@ def test_matmuls_run_at_highest_precision(schedule):
         (
             "unconditional",
             {"x": np.zeros((2, 4, 4, 1), np.float32)},
-            r"expected x of shape \[\*, 4, 4, 3\], got \[2, 4, 4, 1\]",
+            r"x must have shape \[\*, 4, 4, 3\], got \[2, 4, 4, 1\]",
         ),
-        ("unconditional", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
-        ("unconditional", {"t": np.array([1, 2, 3])}, r"expected t of shape \[2\], got \[3\]"),
+        ("unconditional", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
+        ("unconditional", {"t": np.array([1, 2, 3])}, r"t must have shape \[2\], got \[3\]"),
         ("unconditional", {"condition": [1, 2]}, "mine is unconditional: expected condition=None"),
         ("conditional", {}, "mine is class-conditional: expected condition, one of 0..9 per image"),
         ("conditional", {"condition": [1, 10]}, "expected 0 <= label < 10, got label=10"),
         ("conditional", {"condition": [0.5, 1.0]}, "expected integer labels"),
-        ("conditional", {"condition": [1, 2, 3]}, r"expected condition of shape \[2\], got \[3\]"),
+        ("conditional", {"condition": [1, 2, 3]}, r"condition must have shape \[2\], got \[3\]"),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(request, kind, kwargs, message):
@@ -117,7 +117,7 @@ def test_a_condition_may_be_a_tree_of_arrays(schedule):
     np.testing.assert_array_equal(denoiser.eps(np.zeros((2, 2), np.float32), 0, tokens), [[3, 3], [0, 0]])
     for wrong, message in [
         (None, r"denoiser is conditional: expected a condition of structure .*mask.*tokens.*, got PyTreeDef\(None\)"),
-        ({**tokens, "mask": np.array([1])}, r"expected condition\['mask'\] of shape \[2\], got \[1\]"),
+        ({**tokens, "mask": np.array([1])}, r"condition\['mask'\] must have shape \[2\], got \[1\]"),
     ]:
         with pytest.raises(ValueError, match=message) as error:
             denoiser.eps(np.zeros((2, 2), np.float32), 0, wrong)

@@ -251,18 +251,18 @@ def test_repeated_points_count_with_their_multiplicity(schedule):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: dj.IdealDenoiser(np.zeros((0, 4)), s), "expected at least one row in train, got an empty set"),
+        (lambda s: dj.IdealDenoiser(np.zeros((0, 4)), s), "train must not be empty"),
         (lambda s: dj.IdealDenoiser(np.zeros(4), s), r"expected train of shape \[n, ...\] with n > 0, got \[4\]"),
-        (lambda s: dj.IdealDenoiser([[np.nan, 1.0]], s), "expected finite train, got 1 of 2 values NaN or infinite"),
+        (lambda s: dj.IdealDenoiser([[np.nan, 1.0]], s), "train must be finite, got 1 of 2 values NaN or infinite"),
         (
             lambda s: dj.IdealDenoiser(np.eye(3), s).eps(np.zeros((2, 4)), 0),
-            r"expected x of shape \[\*, 3\], got \[2, 4\]",
+            r"x must have shape \[\*, 3\], got \[2, 4\]",
         ),
         (
             lambda s: ideal.index_points(np.eye(3), 4),
             "expected at least one training point per device, got 3 points for 4",
         ),
-        (lambda s: dj.IdealDenoiser(np.eye(3), s).decompose(np.eye(3), 1000), "expected 0 <= t < 1000, got t=1000"),
+        (lambda s: dj.IdealDenoiser(np.eye(3), s).decompose(np.eye(3), 1000), "t must be >= 0 and < 1000, got 1000"),
     ],
 )
 def test_bad_input_is_named(schedule, call, message):

@@ -68,13 +68,13 @@ def test_schedules_of_one_length_share_a_compilation():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.abar(1000), "expected 0 <= t < 1000, got t=1000"),
-        (lambda s: s.sigma(-1), "expected 0 <= t < 1000, got t=-1"),
-        (lambda s: s.sigma(np.array([5, 2000])), "expected 0 <= t < 1000, got t=2000"),
-        (lambda s: s.sigma(0.5), "expected t to be an integer timestep, got t=0.5"),
+        (lambda s: s.abar(1000), "t must be >= 0 and < 1000, got 1000"),
+        (lambda s: s.sigma(-1), "t must be >= 0 and < 1000, got -1"),
+        (lambda s: s.sigma(np.array([5, 2000])), "t must be >= 0 and < 1000, got 2000"),
+        (lambda s: s.sigma(0.5), "t must be an integer timestep, got 0.5"),
         (lambda s: dj.schedule_from_betas([0.1, -0.2]), r"expected 0 < beta <= 1, got betas\[1\]=-0.2"),
-        (lambda s: dj.schedule_from_betas([]), r"expected betas of shape \[T\] with T > 0"),
-        (lambda s: dj.linear_schedule(0), "expected num_steps=0 >= 1"),
+        (lambda s: dj.schedule_from_betas([]), r"betas must have shape \[T\] with T > 0"),
+        (lambda s: dj.linear_schedule(0), "num_steps must be >= 1, got 0"),
     ],
 )
 def test_bad_input_is_named(schedule, call, message):

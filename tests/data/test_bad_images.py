@@ -327,3 +327,13 @@ def test_a_path_and_its_bytes_decode_to_the_same(tmp_path: pathlib.Path):
     (tmp_path / "a.jpg").write_bytes(encoded(noise(), "JPEG"))
     from_path = decoding.decode_image(tmp_path / "a.jpg")
     np.testing.assert_array_equal(from_path, decoding.decode_image((tmp_path / "a.jpg").read_bytes()))
+
+
+def test_files_are_read_without_the_flags_of_unix(tmp_path, monkeypatch):
+    for name in ("O_NONBLOCK", "O_CLOEXEC", "O_DIRECTORY"):
+        monkeypatch.delattr(os, name, raising=False)
+    (tmp_path / "a.txt").write_bytes(b"\r\n\x1a")
+    with decoding.open_regular(tmp_path / "a.txt") as file:
+        assert file.read() == b"\r\n\x1a"
+    Image.fromarray(np.zeros((2, 3, 3), np.uint8)).save(tmp_path / "a.png")
+    assert decoding.decode_image(tmp_path / "a.png", "strict").shape == (2, 3, 3)

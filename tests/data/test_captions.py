@@ -174,7 +174,7 @@ HOSTILE = {
     "parent": ('{"file_name": "a/../../0.png", "text": "x"}', "inside the folder"),
     "nul": ('{"file_name": "0.png\\u0000", "text": "x"}', "inside the folder"),
     "twice": ('{"file_name": "0.png", "text": "x"}\n{"file_name": "./0.png", "text": "y"}', "again in line 2"),
-    "keys": ('{"file_name": "0.png", "text": "x", "text": "y"}', "same key twice"),
+    "keys": ('{"file_name": "0.png", "text": "x", "text": "y"}', "the key 'text' occurs twice"),
     "deep": (DEEP, "expected JSON in line 1"),
     "no json": ("file_name,text", "expected JSON in line 1"),
     "list": ("[1]", "expected a JSON object in line 1, got list"),
@@ -533,5 +533,5 @@ def test_reduced_captions_are_those_of_the_published_attack():
         first, second = int(n / 3), int(2 * n / 3)
         assert data.reduced_captions(caption) == (caption[:first], caption[first:second], caption[second:], "")
         assert "".join(data.reduced_captions(caption, 5)) == caption
-    with pytest.raises(ValueError, match="parts=0 >= 1"):
+    with pytest.raises(ValueError, match="parts must be >= 1, got 0"):
         data.reduced_captions("cat", 0)

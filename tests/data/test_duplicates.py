@@ -295,5 +295,5 @@ def test_report_and_removal():
 
 
 def test_bad_thresholds_are_refused():
-    with pytest.raises(ValueError, match="expected min_correlation=-1 >= 0"):
+    with pytest.raises(ValueError, match="min_correlation must be >= 0, got -1"):
         data.find_duplicates(data.open_source("digits"), min_correlation=-1)

@@ -1,4 +1,5 @@
 import concurrent.futures
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -328,7 +329,7 @@ def test_other_float_arrays_stay_float_on_the_model_scale(tmp_path):
     ("array", "message"),
     [
         (np.zeros((2, 8, 8, 4), np.uint8), "1 or 3 channels"),
-        (np.zeros((2, 8), np.uint8), r"of shape \[\*, \*, \*, \*\]"),
+        (np.zeros((2, 8), np.uint8), r"must have shape \[\*, \*, \*, \*\]"),
         (np.zeros((2, 8, 8, 1), np.int64), "uint8 or floats, got int64"),
         (np.full((2, 8, 8, 1), 0.5), "fill"),
         (np.zeros((0, 8, 8, 1), np.uint8), "at least one image in npz"),
@@ -443,3 +444,17 @@ def test_one_bad_array_among_good_ones_is_a_bad_image(value, message):
     with pytest.raises(data.BadImage, match=message):
         source[1]
     np.testing.assert_array_equal(source[2].image, images[2])
+
+
+def test_some_images_are_taken_with_all_that_is_known_of_them():
+    digits = data.open_source("digits")
+    captioned = dataclasses.replace(
+        digits, captions=[f"a {label}" for label in digits.labels], identities=np.arange(len(digits)), parts=(digits,)
+    )
+    taken = captioned.take(np.array([5, 2]))
+    assert [taken[place]._replace(image=0) for place in range(2)] == [captioned[i]._replace(image=0) for i in (5, 2)]
+    np.testing.assert_array_equal(taken[1].image, digits[2].image)
+    assert taken.parts == ()
+    twice = captioned.take(np.array([5, 5]), ids=["one", "two"])
+    assert list(twice.ids) == ["one", "two"]
+    assert twice[1].caption == captioned[5].caption

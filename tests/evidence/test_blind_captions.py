@@ -201,11 +201,11 @@ def test_bad_input_is_named():
     for wrong in ("abc", ["a", None, "c"], [b"a"] * 3):
         with pytest.raises(ValueError, match="expected member_captions to be a list of texts"):
             evidence.caption_baseline(wrong, some)
-    with pytest.raises(ValueError, match="number of heldout_captions=1 >= 2"):
+    with pytest.raises(ValueError, match="number of heldout_captions must be >= 2, got 1"):
         evidence.caption_baseline(some, some[:1])
-    with pytest.raises(ValueError, match="folds=1 >= 2"):
+    with pytest.raises(ValueError, match="folds must be >= 2, got 1"):
         evidence.caption_baseline(some, some, folds=1)
-    with pytest.raises(ValueError, match=r"expected groups of shape \[6\]"):
+    with pytest.raises(ValueError, match=r"groups must have shape \[6\]"):
         evidence.caption_baseline(some, some, [0, 1])
     with pytest.raises(evidence.GroupsTooLarge):
         evidence.caption_baseline(some, some, [0, 0, 0, 1, 1, 1], folds=2)

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from dime_jax.attacks.rules import at_angle
 from dime_jax.evidence import Judgement, WitnessScores, judge_direction
-from dime_jax.protocol.calibration import Calibration
-from dime_jax.scoring import planning
 
 
 def scores_of_a_witness(rng, shift, halves=("calibration", "test"), times=(30, 70, 120), n=60):
@@ -67,40 +64,6 @@ def test_without_testimony_nothing_is_checked():
     empty = WitnessScores("test", 70, [], [1.0])
     assert judge_direction([]).judgement is judge_direction([empty]).judgement is Judgement.NOT_CHECKED
     assert not judge_direction([]).may_learn
-
-
-def frozen(weights, attack="dime"):
-    return Calibration(attack, {"t": 70, "gamma": 0.1, "q": 1}, weights, {}, None, 0.0, 0.9, 2)
-
-
-@pytest.mark.parametrize("sixteenth", range(16))
-def test_angles_outside_the_quadrant_of_theory_are_learned(sixteenth):
-    assert frozen(at_angle(2 * np.pi * sixteenth / 16).values).learned_direction == (
-        sixteenth not in (0, 12, 13, 14, 15)
-    )
-
-
-def test_scores_that_theory_weighs_are_not_learned():
-    assert not frozen((1.0,), "loss").learned_direction
-    assert not frozen(at_angle(-np.pi / 2).values, "crowding_only").learned_direction
-
-
-@pytest.mark.parametrize(
-    ("attacks", "times", "gamma", "extra"),
-    [
-        (None, [30, 70, 120], 0.1, 0),
-        (["dime"], [30, 70, 120], 0.1, 0),
-        (["pia_l2"], [30, 70, 120], 0.1, 3),
-        (["dime_central", "loss"], [30, 70, 120], 0.1, 0),
-        (["dime_bands"], [30, 70, 120], 0.1, 0),
-    ],
-)
-def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra, schedule):
-    jobs = planning.grid_jobs(attacks, "quick", (2, 11))
-    witness = planning.witness_jobs(jobs)
-    assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
-    plans = [planning.make_plan(each, schedule).queries_per_image for each in (jobs, jobs + witness)]
-    assert plans[1] - plans[0] == extra
 
 
 @pytest.mark.parametrize("correlation", [0.5, 0.95])

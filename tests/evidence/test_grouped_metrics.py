@@ -55,7 +55,7 @@ def test_a_group_of_members_and_held_out_images_moves_both_together():
 
 
 def test_groups_of_the_wrong_length_are_named():
-    with pytest.raises(ValueError, match=r"expected held-out groups of shape \[3\], got \[2\]"):
+    with pytest.raises(ValueError, match=r"held-out groups must have shape \[3\], got \[2\]"):
         metrics.evaluate([1.0, 2.0], [1.0, 2.0, 3.0], groups=(None, [0, 1]))
 
 

@@ -452,11 +452,11 @@ def test_compare_survives_heavy_ties_at_high_fpr():
 @pytest.mark.parametrize(
     ("member", "heldout", "message"),
     [
-        ([np.nan, 1, np.inf], [1.0], r"finite member_scores, got 2 of 3 values"),
-        ([1.0], [1, -np.inf], r"finite heldout_scores, got 1 of 2 values"),
-        ([], [1.0], r"at least one row in member_scores"),
-        ([1.0], [], r"at least one row in heldout_scores"),
-        ([[1.0]], [1.0], r"member_scores of shape \[\*\], got \[1, 1\]"),
+        ([np.nan, 1, np.inf], [1.0], r"member_scores must be finite, got 2 of 3 values"),
+        ([1.0], [1, -np.inf], r"heldout_scores must be finite, got 1 of 2 values"),
+        ([], [1.0], r"member_scores must not be empty"),
+        ([1.0], [], r"heldout_scores must not be empty"),
+        ([[1.0]], [1.0], r"member_scores must have shape \[\*\], got \[1, 1\]"),
         ([1.0], ["a"], r"expected numbers in heldout_scores, got type <U1"),
     ],
 )
@@ -468,10 +468,10 @@ def test_bad_scores_are_refused(call, member, heldout, message):
 
 def test_bad_levels_are_refused():
     for fpr in (-0.1, 1.0, np.nan):
-        with pytest.raises(ValueError, match=f"expected 0 <= fpr < 1, got fpr={fpr}"):
+        with pytest.raises(ValueError, match=rf"fpr must be in \[0, 1\), got {fpr}"):
             metrics.evaluate([0.0], [1.0], fprs=(fpr,))
     for confidence in (0.0, 1.0, 95):
-        with pytest.raises(ValueError, match=f"expected 0 < confidence < 1, got confidence={confidence}"):
+        with pytest.raises(ValueError, match=rf"confidence must be in \(0, 1\), got {confidence}"):
             metrics.evaluate([0.0], [1.0], confidence=confidence)
     with pytest.raises(ValueError, match="expected a threshold, got tau=nan"):
         metrics.rates_at_threshold([0.0], [1.0], np.nan)
@@ -480,5 +480,5 @@ def test_bad_levels_are_refused():
 def test_bad_comparisons_are_refused():
     with pytest.raises(ValueError, match="both attacks on the same held-out images, got 1 and 2 scores"):
         metrics.compare(([0.0], [1.0]), ([0.0], [1.0, 2.0]))
-    with pytest.raises(ValueError, match="expected finite second member_scores, got 1 of 1 values"):
+    with pytest.raises(ValueError, match="second member_scores must be finite, got 1 of 1 values"):
         metrics.compare(([0.0], [1.0]), ([np.nan], [1.0]))

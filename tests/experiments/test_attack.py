@@ -16,11 +16,13 @@ from ml_collections.config_dict import ConfigDict
 import dime_jax as dj
 from dime_jax._util import distributed
 from dime_jax._util.records import plain
-from dime_jax.guards import model_check
 from dime_jax.loading import model_directory
 from dime_jax.scoring import planning, score_table
 from experiments import attack, figures, generated, runs, study_data, tables, without_model
 from experiments.configs.attack_section import attack_section, data_section
+
+# In the slow tests too: with more images, a random network would be asked in every other way as well.
+pytestmark = pytest.mark.usefixtures("small_model_check")
 
 STUDIES = ("cifar10", "cifar100", "stl10u", "celeba", "imagenet256")
 # Of the others only the data differ, whose formats have tests of their own.
@@ -35,10 +37,7 @@ def get_config(name, *variant):
 
 
 def run_smoke(name, workdir):
-    """Check the model with two images, in the slow tests too: with more, a random network would be asked otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_check, "IMAGES", 2)
-        return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")
+    return attack.run(get_config(name, "smoke"), workdir, f"experiments/configs/{name}.py:smoke")
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +171,13 @@ class TestConfigs:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
         [
-            ("cifar10", {}, r"expected a place after 'cifar10:': give --config\.data\.source=cifar10:DIR"),
-            ("imagenet256", {"source": "digits"}, r"give --config\.data\.heldout=imagenetv2:DIR"),
-            ("cifar10", {"source": "digits"}, r"expected a split file: give --config\.data\.split_file"),
+            (
+                "cifar10",
+                {},
+                r"config\.data\.source must name a folder: --config\.data\.source=cifar10:DIR, got 'cifar10:'",
+            ),
+            ("imagenet256", {"source": "digits"}, r"must name a folder: --config\.data\.heldout=imagenetv2:DIR"),
+            ("cifar10", {"source": "digits"}, r"must be set for the split 'file': --config\.data\.split_file"),
             ("cifar10", {"split": "halves"}, "unknown config.data.split 'halves'"),
         ],
     )
@@ -185,7 +188,9 @@ class TestConfigs:
             study_data.open_study(config, tmp_path)
 
     def test_missing_checkpoint_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
+        with pytest.raises(
+            ValueError, match=r"config\.attack\.checkpoint must be set: --config\.attack\.checkpoint=FILE"
+        ):
             attack.checkpoint(get_config("cifar10"), tmp_path)
 
 
@@ -230,7 +235,7 @@ class TestImagesAlone:
         split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
         source = dj.data.from_images(pixels)
         halves = dj.data.halves(split, source.ids, seed=0)
-        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0).alone
+        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)[0]
 
     def test_copies_on_both_sides_are_counted_and_said(self):
         pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
@@ -281,7 +286,7 @@ def test_first_process_raises_its_own_error():
 PROGRAM = """
 import runpy
 from dime_jax.guards import model_check
-model_check.IMAGES = 2  # as `run_smoke`
+model_check.IMAGES = 2  # as in the other runs
 runpy.run_module("experiments.attack", run_name="__main__")
 """
 

@@ -1,4 +1,4 @@
-"""Experiments import each other one way, and of the library's private modules only its utilities."""
+"""Experiments import each other one way; what they import of the library is in test_rooms.py."""
 
 import ast
 import graphlib
@@ -7,7 +7,6 @@ import pathlib
 import experiments
 
 FOLDER = pathlib.Path(experiments.__file__).parent
-UTILITIES = {"_util", "_validate", "_typing", "_distributed", "_files", "_records", "_flags"}
 
 
 def imported(file):
@@ -29,9 +28,3 @@ def test_no_module_needs_one_that_needs_it():
     }
     assert "runs" in graph["tables"]
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, naming the modules
-
-
-def test_of_the_private_modules_only_utilities_are_used():
-    private = {name.split(".")[1] for names in IMPORTS.values() for name in names if name.startswith("dime_jax._")}
-    assert "_validate" in private or "_util" in private
-    assert private <= UTILITIES

@@ -373,7 +373,6 @@ class TestCounting:
             assert parse(DenoiserCheck, json.loads(json.dumps(one.to_json())), "check") == one
 
 
-@pytest.mark.usefixtures("whole_model_check")
 class TestOnce:
     """`model_check.check_once`: kept, resumed, and within the budget."""
 

@@ -12,11 +12,12 @@ import pytest
 import dime_jax as dj
 from checkpoints_convert import convert as converter
 from checkpoints_convert import mapping
-from checkpoints_convert.checkpoint import Dialect, Known, by_convention, file_checkpoint
+from checkpoints_convert.checkpoint import Dialect, Facts, Known, by_convention, file_checkpoint
 from dime_jax import models
 from dime_jax.loading import model_directory
 from dime_jax.models.checks import Channels
 from dime_jax.models.network_spec import floats, integers
+from dime_jax.protocol import stages
 from experiments.torch_writer import write_zip
 
 # --- what would be dime_jax/models/toy.py ---
@@ -50,7 +51,8 @@ def naming(spec):
 def open_weights(weights, options):
     spec = ToySpec(width=mapping.width_of(weights.state, [("embedder.bias", 0)]))
     schedule, prediction = by_convention(models.ScheduleSpec(), "toys"), by_convention("epsilon", "toys")
-    return file_checkpoint(weights, options, spec, naming(spec), Known((8, 8), "toys are small"), schedule, prediction)
+    facts = Facts(Known((8, 8), "toys are small"), schedule, prediction)
+    return file_checkpoint(weights, options, spec, naming(spec), facts)
 
 
 DIALECT = Dialect("toy", ("embedder.", "head."), open_weights)
@@ -77,8 +79,9 @@ def test_it_is_opened_converted_counted_saved_and_loaded(checkpoint, tmp_path):
     metadata = model_directory.read_spec_file(directory)["metadata"]
     assert (metadata["dialect"], metadata["weights"], metadata["source"]) == ("toy", "only", "toy.pt")
     assert models.count_values(models.model_shapes(model_directory.read_spec(directory))) == (5 + 5) + (5 + 1)
-    loaded = dj.load_denoiser(directory)
-    assert loaded.fingerprint == opened.denoiser.fingerprint
+    again = model_directory.save_model(tmp_path / "again", model_directory.read_spec(directory), variables)
+    loaded = dj.load_denoiser(again)
+    assert loaded.fingerprint == opened.denoiser.fingerprint == dj.load_denoiser(directory).fingerprint
     x = np.random.default_rng(1).normal(size=(2, 8, 8, 1)).astype(np.float32)
     dense, out = variables["params"]["dense"], variables["params"]["out"]
     expected = x + (x @ dense["kernel"] + dense["bias"]) @ out["kernel"] + out["bias"]
@@ -93,5 +96,12 @@ def test_it_is_audited(checkpoint, tmp_path):
         tmp_path / "audit", model=checkpoint[0], members=members, heldout=heldout, attacks=["sima_l4"], profile="light"
     )
     result = dj.audit(config)
-    assert result.results["model"]["name"] == "toy.pt"
-    assert {row["attack"] for row in result.results["results"]} >= {"sima_l4"}
+    opened = dj.open_model(checkpoint[0], cache=tmp_path / "cache").denoiser
+    assert (result.results["model"]["name"], result.results["model"]["fingerprint"]) == ("toy.pt", opened.fingerprint)
+    (row,) = [row for row in result.results["results"] if row["attack"] == "sima_l4"]
+    # The AUC of its own norms of the same images: the audit asked this network, and about these images.
+    halves = stages.read_halves(tmp_path / "audit")
+    norms = np.asarray(dj.sima(opened.eps_fn(), opened.schedule, images, int(row["setting"]["t"])))
+    lower = norms[halves.test.member, None] < norms[halves.test.heldout]
+    assert row["auc"]["value"] == pytest.approx(lower.mean())
+    assert result.report.is_file()

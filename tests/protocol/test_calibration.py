@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dime_jax import attacks
-from dime_jax._util.records import plain
+from dime_jax._util.records import parse, plain
 from dime_jax.attacks import registry
-from dime_jax.attacks.rules import Weights
+from dime_jax.attacks.rules import Weights, at_angle
 from dime_jax.evidence import metrics
 from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
 
@@ -139,13 +139,13 @@ class TestJson:
         dime = calibrate(DIME, schedule, [{"t": 50, "gamma": 0.1, "q": 1}], [dime_terms(rng, 50, (1, 0))])
         loss = Calibration("loss", {"t": 30}, (1.0,), {}, None, -np.inf, 0.5, 1)
         for frozen in (dime, loss):
-            assert Calibration.from_json(json.loads(json.dumps(plain(frozen))), "here") == frozen
+            assert parse(Calibration, json.loads(json.dumps(plain(frozen))), "here") == frozen
         assert plain(loss)["tau"] is None
 
     def test_entries_without_weights_are_refused_in_one_line(self):
         entry = {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
         with pytest.raises(ValueError, match="expected here to have 'weights', it has attack, setting, phi") as error:
-            Calibration.from_json(entry, "here")
+            parse(Calibration, entry, "here")
         assert "\n" not in str(error.value)
 
 
@@ -157,11 +157,27 @@ class TestJson:
         (
             [{"t": 1}],
             [TermPair(np.array([[1.0, np.nan]]), np.array([[1.0]]))],
-            "expected finite member terms of loss at {'t': 1}, got 1 of 2 values NaN or infinite",
+            "member terms of loss at {'t': 1} must be finite, got 1 of 2 values NaN or infinite",
         ),
-        ([{"t": 1}], [TermPair(np.zeros((1, 0)), np.array([[1.0]]))], "expected at least one"),
+        ([{"t": 1}], [TermPair(np.zeros((1, 0)), np.array([[1.0]]))], "member_scores must not be empty"),
     ],
 )
 def test_bad_input_is_named(schedule, settings, terms, message):
     with pytest.raises(ValueError, match=message):
         calibrate(LOSS, schedule, settings, terms)
+
+
+def weighing(weights, attack="dime"):
+    return Calibration(attack, {"t": 70, "gamma": 0.1, "q": 1}, weights, {}, None, 0.0, 0.9, 2)
+
+
+@pytest.mark.parametrize("sixteenth", range(16))
+def test_angles_outside_the_quadrant_of_theory_are_learned(sixteenth):
+    assert weighing(at_angle(2 * np.pi * sixteenth / 16).values).learned_direction == (
+        sixteenth not in (0, 12, 13, 14, 15)
+    )
+
+
+def test_scores_that_theory_weighs_are_not_learned():
+    assert not weighing((1.0,), "loss").learned_direction
+    assert not weighing(at_angle(-np.pi / 2).values, "crowding_only").learned_direction

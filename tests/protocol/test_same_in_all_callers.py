@@ -14,6 +14,8 @@ from dime_jax.scoring import score_table
 from experiments import attack
 from experiments.configs.attack_section import attack_section, data_section
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 SHAPE = (32, 32, 3)
 RNG = np.random.default_rng(0)
 

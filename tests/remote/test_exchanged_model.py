@@ -11,6 +11,8 @@ from dime_jax.scoring import query_ledger
 from experiments import attack
 from experiments.configs.attack_section import attack_section, data_section
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 SHAPE = (8, 8, 1)
 PIXELS = np.random.default_rng(0).integers(0, 256, (80, *SHAPE), dtype=np.uint8)
 

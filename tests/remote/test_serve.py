@@ -61,7 +61,7 @@ def test_anyone_can_ask_it_in_json(server):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (asked(x={"shape": [1, 2, *SHAPE]}), 400, "expected x of shape"),
+        (asked(x={"shape": [1, 2, *SHAPE]}), 400, "x must have shape"),
         (
             asked(x={"shape": [0, *SHAPE], "data": []}, t={"shape": [0], "data": []}),
             400,
@@ -72,8 +72,8 @@ def test_anyone_can_ask_it_in_json(server):
             400,
             "a request must have 1 to 4 images, got 5",
         ),
-        (asked(t={"data": [7, 1000]}), 400, "expected 0 <= t < 1000, got t=1000"),
-        (asked(t={"data": [7, -1]}), 400, "expected 0 <= t < 1000, got t=-1"),
+        (asked(t={"data": [7, 1000]}), 400, "t must be >= 0 and < 1000, got 1000"),
+        (asked(t={"data": [7, -1]}), 400, "t must be >= 0 and < 1000, got -1"),
         (asked(t={"name": "time"}), 400, "inputs must be t, x, got time, x"),
         (b"{", 400, "not JSON"),
         (b"{}", 400, "inputs"),
@@ -135,7 +135,7 @@ def test_latents_are_for_python_only(tmp_path):
     )
     with Server(model) as running:
         np.testing.assert_array_equal(dj.RemoteDenoiser(running.url).eps(X[:2], 3), X[:2])
-        with pytest.raises(ValueError, match="latent takes latents: expected a model of images"):
+        with pytest.raises(ValueError, match="latent takes latents: expected a model that takes images"):
             dj.open_model(running.url, cache=tmp_path)
 
 

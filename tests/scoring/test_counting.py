@@ -113,8 +113,8 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"micro_batch": 0}, "expected micro_batch=0 >= 1"),
-            ({"budget": Budget(-1)}, "expected budget total=-1 >= 0"),
+            ({"micro_batch": 0}, "micro_batch must be >= 1, got 0"),
+            ({"budget": Budget(-1)}, "budget total must be >= 0, got -1"),
         ],
     )
     def test_options_that_mean_nothing_are_refused(self, options, message):

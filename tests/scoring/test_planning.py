@@ -91,13 +91,13 @@ def test_the_cost_in_one_line():
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("loss", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
-        ("sima_l4", {"t": -1}, "expected 0 <= t < 1000, got t=-1"),
-        ("dime", {"t": 10, "gamma": 0.0, "q": 1}, "expected gamma=0.0 to be finite and > 0"),
-        ("dime", {"t": 10, "gamma": 0.1, "q": 0}, "expected q=0 >= 1"),
-        ("secmi", {"t": 995, "k": 10}, "expected 0 <= the step after t_sec's last < 1000"),
-        ("secmi", {"t": 100, "k": 0}, "expected k=0 >= 1"),
-        ("pia_l2", {"t": 1000}, "expected 0 <= t < 1000, got t=1000"),
+        ("loss", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
+        ("sima_l4", {"t": -1}, "t must be >= 0 and < 1000, got -1"),
+        ("dime", {"t": 10, "gamma": 0.0, "q": 1}, "gamma must be finite and > 0, got 0.0"),
+        ("dime", {"t": 10, "gamma": 0.1, "q": 0}, "q must be >= 1, got 0"),
+        ("secmi", {"t": 995, "k": 10}, "the step after t_sec's last must be >= 0 and < 1000"),
+        ("secmi", {"t": 100, "k": 0}, "k must be >= 1, got 0"),
+        ("pia_l2", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_asked(name, setting, message):
@@ -157,8 +157,26 @@ def test_what_is_left_out_is_said():
 
 
 def test_a_budget_that_leaves_nothing_is_refused():
-    message = r"expected at least 2 queries per image, the cost of the cheapest attack asked for \(dime\), got 1"
+    message = r"queries per image must be >= 2, the cost of dime, got 1"
     with pytest.raises(ValueError, match=message):
         planning.grid_jobs(["dime", "secmi"], "quick", [1], most=1)
     with pytest.raises(ValueError, match=message):
         planning.grid_jobs(["dime"], "quick", [1])
+
+
+@pytest.mark.parametrize(
+    ("attacks", "times", "gamma", "extra"),
+    [
+        (None, [30, 70, 120], 0.1, 0),
+        (["dime"], [30, 70, 120], 0.1, 0),
+        (["pia_l2"], [30, 70, 120], 0.1, 3),
+        (["dime_central", "loss"], [30, 70, 120], 0.1, 0),
+        (["dime_bands"], [30, 70, 120], 0.1, 0),
+    ],
+)
+def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra):
+    jobs = planning.grid_jobs(attacks, "quick", (2, 11))
+    witness = planning.witness_jobs(jobs)
+    assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
+    plans = [planning.make_plan(each, SCHEDULE).queries_per_image for each in (jobs, jobs + witness)]
+    assert plans[1] - plans[0] == extra

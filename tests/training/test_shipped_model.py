@@ -66,7 +66,7 @@ def test_it_remembers_many_of_its_members_and_not_all(source, split):
 
 
 @pytest.mark.slow  # the whole example
-def test_the_example_names_a_third_of_its_members_with_few_false_alarms(full_size_batches, tmp_path):
+def test_the_example_names_a_third_of_its_members_with_few_false_alarms(tmp_path):
     options = scoring.ScoringOptions(silent=True, devices=jax.local_devices()[:1])
     dj.audit(dj.AuditConfig(tmp_path, options=options))
     with open(tmp_path / "candidates.csv", newline="") as file:

@@ -1,8 +1,12 @@
+"""Conditions on results: what they may name, when they hold, and when nothing can be judged."""
+
 import dataclasses
 
+import handmade
 import pytest
+from handmade import BELOW, FAILED, audit, deletion, found
 
-from dime_jax.evidence import Direction, Judgement
+from dime_jax.evidence import DeletionVerdict, Direction, Judgement
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import gate
 from dime_jax.protocol.evaluation import AtThreshold, Evaluation, ResultRow
@@ -101,3 +105,51 @@ def test_nothing_is_judged_where_the_sets_look_swapped():
     swapped = dataclasses.replace(RESULTS, direction=Direction(Judgement.BELOW, False, ()))
     with pytest.raises(ValueError, match="no condition can be judged: members and held-out images look swapped"):
         gate.refuse_unjudged(swapped)
+
+
+@pytest.mark.parametrize(
+    ("condition", "candidates", "message"),
+    [
+        ("candidates.evidence > 0", found(can_decide=False), "with so few held-out images no candidate could have bee"),
+        ("candidates.truth.members > 0", found(can_decide=False), "with so few held-out images no candidate could ha"),
+        ("candidates.evidence > 0", found(set_withheld="most are lost"), "no verdict was given .* since most are lost"),
+        ("candidates.count > 0", found(set_withheld="most are lost"), "no verdict was given .* since most are lost"),
+        ("candidates.set_test.p_value < 0.5", found(set_test=None), "unknown 'p_value' in"),
+    ],
+)
+def test_conditions_on_candidates_who_were_not_judged_are_refused(condition, candidates, message):
+    with pytest.raises(ValueError, match=message):
+        gate.check(condition, audit(candidates=candidates))
+    assert gate.check("sima_l4@1.auc.low > 0.6", audit(candidates=candidates))
+    assert gate.check("candidates.evidence > 3", audit(candidates=found()))
+    assert gate.check("candidates.count > 0", audit(candidates=found(can_decide=False)))  # no verdict
+
+
+GONE, CHANCE = deletion(DeletionVerdict.GONE), deletion(DeletionVerdict.MAY_BE_CHANCE, change=0.3)
+
+
+@pytest.mark.parametrize(
+    "condition", ["flagged.after > 0", "set_after.p_value > 0.5", "set_before.p_value < 0.5", "change.p_value < 0.5"]
+)
+def test_conditions_on_a_deletion_need_a_verdict(condition):
+    assert gate.check(condition, GONE)
+    with pytest.raises(ValueError, match="the verdict on the deletion is 'cannot tell: the change may be chance'"):
+        gate.check(condition, CHANCE)
+    assert gate.check("queries_made >= 100", CHANCE)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        (audit(model_check=FAILED), "The model does not predict noise: at t = 500"),
+        (audit(direction=BELOW), "members and held-out images look swapped, or differ in kind"),
+        (audit((handmade.row((0.3, 0.2, 0.49)),)), "sima_l4@1 does worse than chance on the test half"),
+        (deletion(withheld="too few answers"), "too few answers"),
+        (deletion(withheld="w", model_check=handmade.facts.BeforeAfter(None, FAILED)), "The model after does not pred"),
+    ],
+)
+def test_no_condition_is_judged_on_results_that_cannot_be_relied_on(results, message):
+    with pytest.raises(ValueError, match=f"no condition can be judged: {message}"):
+        gate.refuse_unjudged(results)
+    for fine in (audit(), audit((handmade.row((0.3, 0.2, 0.5)),)), GONE, CHANCE):
+        gate.refuse_unjudged(fine)
