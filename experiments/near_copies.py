@@ -137,7 +137,7 @@ def high_pass(images: np.ndarray) -> np.ndarray:
     """The high-pass of images [n, side, side, 3], as rows of norm 1."""
     grey = images.mean(-1, dtype=np.float32)
     high = grey - scipy.ndimage.gaussian_filter(grey, (0, 2, 2), mode="nearest")
-    high = (high - high.mean((1, 2), keepdims=True)).reshape(len(images), -1)
+    high = (high - high.mean((1, 2), keepdims=True)).reshape(len(images), images.shape[1] * images.shape[2])
     return high / np.maximum(np.linalg.norm(high, axis=1, keepdims=True), 1e-6)
 
 
@@ -155,7 +155,7 @@ def nearest_members(images: np.ndarray, split: data.Split) -> Nearest:
 def show_pairs(images: np.ndarray, pairs: np.ndarray, columns: int = 10) -> Image.Image:
     """All pairs in one picture, the two images of each side by side."""
     side, gap = images.shape[1], 4
-    sheet = Image.new("RGB", (columns * (2 * side + gap), -(-len(pairs) // columns) * (side + gap)), "white")
+    sheet = Image.new("RGB", (columns * (2 * side + gap), max(-(-len(pairs) // columns), 1) * (side + gap)), "white")
     for number, pair in enumerate(pairs):
         row, column = divmod(number, columns)
         both = Image.fromarray(np.concatenate(images[pair], axis=1))
