@@ -12,19 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
 
 from dime_jax._util import compilation_cache
 
 ROUNDS = 3
 GOAL = 0.75
-
-
-class Result(NamedTuple):
-    """Seconds of the whole command."""
-
-    first: float
-    second: float
 
 
 def audit(cache: pathlib.Path, output: pathlib.Path) -> float:
@@ -37,20 +29,12 @@ def audit(cache: pathlib.Path, output: pathlib.Path) -> float:
     return time.perf_counter() - start
 
 
-def run() -> Result:
-    """Measure, print, return."""
+def run() -> None:
+    """Measure and print."""
     rounds = []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as name:
             directory = pathlib.Path(name)
-            rounds.append(Result(*(audit(directory / "cache", directory / output) for output in ("first", "second"))))
-    result = Result(*map(statistics.median, zip(*rounds)))
-    print(
-        f"example audit, second / first: {result.second / result.first:.2f}x (at most {GOAL}); "
-        f"{result.second:.1f} s and {result.first:.1f} s"
-    )
-    return result
-
-
-if __name__ == "__main__":
-    run()
+            rounds.append([audit(directory / "cache", directory / output) for output in ("first", "second")])
+    first, second = map(statistics.median, zip(*rounds))
+    print(f"example audit, second / first: {second / first:.2f}x (at most {GOAL}); {second:.1f} s and {first:.1f} s")

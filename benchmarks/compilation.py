@@ -7,7 +7,6 @@ A chain of equal layers in one program, compiled afresh; seconds are of the proc
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +17,13 @@ LAYERS = 6
 IMAGES, CHANNELS = (8, 16, 16), 64
 
 
-class Cost(NamedTuple):
-    """Of one layer."""
-
-    seconds: float
-    fusions: float
-    products: float
-
-
 def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """The convolution as XLA has it."""
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def cost(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Cost:
-    """Compile the chain and count what is in it."""
+def compile_chain(name: str, convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
+    """Compile the chain, count what is in it, and print both for one layer."""
 
     def network(x: jax.Array, kernels: list[jax.Array]) -> jax.Array:
         for kernel in kernels:
@@ -44,25 +35,18 @@ def cost(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Cost:
     )
     start = time.process_time()
     text = lowered.compile().as_text() or ""
-    seconds = time.process_time() - start
-    return Cost(seconds / LAYERS, text.count(" fusion(") / LAYERS, text.count(" dot(") / LAYERS)
+    seconds = (time.process_time() - start) / LAYERS
+    fusions, products = text.count(" fusion(") / LAYERS, text.count(" dot(") / LAYERS
+    counts = f"{fusions:.0f} fusions, {products:.0f} matrix products"
+    print(f"compiling a 3x3 layer, {name}: {seconds:.3f} s of CPU, {counts}")
 
 
-def run() -> dict[str, Cost]:
-    """Compile both, print and return them."""
+def run() -> None:
+    """Compile both."""
     cached = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        costs = {"direct": cost(direct), "Winograd": cost(winograd.convolve)}
+        compile_chain("direct", direct)
+        compile_chain("Winograd", winograd.convolve)
     finally:
         jax.config.update("jax_enable_compilation_cache", cached)
-    for name, one in costs.items():
-        print(
-            f"compiling a 3x3 layer, {name}: {one.seconds:.3f} s of CPU, {one.fusions:.0f} fusions, "
-            f"{one.products:.0f} matrix products"
-        )
-    return costs
-
-
-if __name__ == "__main__":
-    run()

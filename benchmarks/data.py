@@ -30,7 +30,3 @@ def _report_rate(name: str, source: data.Source, transform: data.Transform) -> N
     start = time.perf_counter()
     count = sum(int(batch.mask.sum()) for batch in data.batches(source, 64, transform))
     print(f"decode + transform, 32x32 {name}: {count / (time.perf_counter() - start):.0f} images/s")
-
-
-if __name__ == "__main__":
-    run()

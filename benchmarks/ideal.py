@@ -3,7 +3,6 @@
 n = 50,000 points of dimension 3072, 256 queries. Memory is the process's own peak while the call runs.
 """
 
-import importlib.util
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 
 import dime_jax as dj
-from benchmarks.timing import median_seconds
+from benchmarks.timing import HAS_TORCH, median_seconds
 
 POINTS, DIM, QUERIES = 50_000, 3072, 256
 TIMES = (0, 100, 500)
@@ -27,20 +26,20 @@ def unrelated_images(rng: np.random.Generator) -> np.ndarray:
     return rng.standard_normal((POINTS, DIM), np.float32) * 0.4
 
 
-def tight_clusters(rng: np.random.Generator) -> np.ndarray:
-    """Five points, each ten thousand times with noise of sd 1e-3: every neighbour matters at low noise."""
-    centers = rng.uniform(-1, 1, (5, DIM)).astype(np.float32)
-    points = rng.standard_normal((POINTS, DIM), np.float32) * np.float32(1e-3)
-    points += centers[np.arange(POINTS) % 5]
+def clusters(rng: np.random.Generator, count: int, width: float) -> np.ndarray:
+    """Equally many points around each of some centres, with noise of the given standard deviation."""
+    centers = rng.uniform(-1, 1, (count, DIM)).astype(np.float32)
+    points = rng.standard_normal((POINTS, DIM), np.float32) * np.float32(width)
+    points += centers[np.arange(POINTS) % count]
     return points
 
 
-def near_ties(rng: np.random.Generator) -> np.ndarray:
-    """A hundred sets of 500 points 2e-4 apart, the sets unrelated to each other."""
-    centers = rng.uniform(-1, 1, (100, DIM)).astype(np.float32)
-    points = rng.standard_normal((POINTS, DIM), np.float32) * np.float32(2e-4)
-    points += centers[np.arange(POINTS) % 100]
-    return points
+# In tight clusters every neighbour matters at low noise; near ties are 2e-4 apart.
+DATA: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "unrelated images": unrelated_images,
+    "tight clusters": lambda rng: clusters(rng, 5, 1e-3),
+    "near ties": lambda rng: clusters(rng, 100, 2e-4),
+}
 
 
 def peak_extra_bytes(run: Callable[[], Any]) -> int:
@@ -65,7 +64,14 @@ def peak_extra_bytes(run: Callable[[], Any]) -> int:
 
 
 def torch_dense(train: np.ndarray, g: np.ndarray, t: int, schedule: dj.NoiseSchedule) -> Callable[[], Any]:
-    """softmax(-||g - a x||^2 / 2 sigma^2) x in one piece, as one would write it in PyTorch."""
+    """softmax(-||g - a x||^2 / 2 sigma^2) x in one piece, as one would write it in PyTorch.
+
+    Args:
+      train: points x.
+      g: queries.
+      t: timestep.
+      schedule: gives a and sigma.
+    """
     import torch
 
     x, queries = torch.from_numpy(train), torch.from_numpy(g)
@@ -96,7 +102,7 @@ def compare_on(name: str, train: np.ndarray, schedule: dj.NoiseSchedule) -> None
             "products": lambda: two_products(queries, points).block_until_ready(),
             "ideal": lambda t=t: denoiser.eps(queries, t).block_until_ready(),
         }
-        if importlib.util.find_spec("torch"):
+        if HAS_TORCH:
             runs["torch"] = torch_dense(train, g, t, schedule)
         times = median_seconds(runs, ROUNDS)
         against = {key: times["ideal"] / value for key, value in times.items() if key != "ideal"}
@@ -109,9 +115,5 @@ def compare_on(name: str, train: np.ndarray, schedule: dj.NoiseSchedule) -> None
 
 def run() -> None:
     schedule = dj.linear_schedule()
-    for make in (unrelated_images, tight_clusters, near_ties):
-        compare_on(make.__name__.replace("_", " "), make(np.random.default_rng(0)), schedule)
-
-
-if __name__ == "__main__":
-    run()
+    for name, make in DATA.items():
+        compare_on(name, make(np.random.default_rng(0)), schedule)

@@ -1,13 +1,13 @@
 """What asking over the network adds: a request of 64 images on loopback, beside the 35.7M-parameter U-Net's own time.
 
-    python -m benchmarks.remote
+    python -m benchmarks remote
 
 The server hosts a function that returns its input, so that all the time is that of protocol, connection and copies on
 both sides. They share this process, which costs both of them more than two processes would.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,14 +23,6 @@ IMAGE = NETWORKS[0].image
 MOST = 0.10
 
 
-class Result(NamedTuple):
-    """Seconds for one request of 64 images, without and with the U-Net's time, and their ratio."""
-
-    overhead: float
-    network: float
-    ratio: float
-
-
 def network_pass() -> Callable[[], Any]:
     """The U-Net on 64 images, in micro-batches of the default size."""
     size = default_micro_batch(IMAGE, jax.local_devices()[0].platform)
@@ -38,21 +30,15 @@ def network_pass() -> Callable[[], Any]:
     return lambda: [forward() for _ in range(count)]
 
 
-def run() -> Result:
-    """Measure, print, return."""
+def run() -> None:
+    """Measure and print."""
     echo = Denoiser.from_function(lambda x, t: np.asarray(x), linear_schedule(), IMAGE, name="echo")
     x = np.random.default_rng(0).normal(size=(BATCH, *IMAGE)).astype(np.float32)
     with Server(echo) as server:
         remote = RemoteDenoiser(server.url)
         medians = median_seconds({"request": lambda: remote.eps(x, 70), "network": network_pass()}, ROUNDS)
-    result = Result(medians["request"], medians["network"], medians["request"] / medians["network"])
+    request, network = medians["request"], medians["network"]
     print(
-        f"a request of {BATCH} images on loopback / the 35.7M U-Net on them: {result.ratio:.4f} (at most {MOST}); "
-        f"{1000 * result.overhead:.1f} ms and {1000 * result.network:.0f} ms, "
-        f"{1000 * result.overhead / BATCH:.2f} ms a query"
+        f"a request of {BATCH} images on loopback / the 35.7M U-Net on them: {request / network:.4f} (at most {MOST}); "
+        f"{1000 * request:.1f} ms and {1000 * network:.0f} ms, {1000 * request / BATCH:.2f} ms a query"
     )
-    return result
-
-
-if __name__ == "__main__":
-    run()

@@ -1,22 +1,21 @@
 """The scoring engine against bare forward passes of the same network, and what sharing queries saves.
 
-    python -m benchmarks.scoring
+    python -m benchmarks scoring
 
 DIME with q = 10 on the 35.7M-parameter U-Net of CIFAR-10, against as many jitted forward passes at the same
 micro-batch; rounds alternate, so that a change in the machine's load meets both, and medians are compared.
 """
 
-import importlib.util
 import pathlib
 import tempfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import median_seconds
+from benchmarks.timing import HAS_TORCH, median_seconds
 from dime_jax import data, models, scoring
 from dime_jax.attacks import get_attack
 from dime_jax.core.denoiser import PRECISION, Denoiser
@@ -30,13 +29,6 @@ ROUNDS = 3
 BATCHES = 2
 TORCH_MICRO_BATCHES = (4, 8, 16)
 METHODS = ("loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector", "dime")
-
-
-class Result(NamedTuple):
-    """Engine time over bare time, and planned over naive queries on the paper's grid."""
-
-    time_ratio: float
-    query_ratio: float
 
 
 def unet() -> Denoiser:
@@ -103,8 +95,8 @@ def torch_loop(images: int) -> Callable[[int], Callable[[], Any]]:
     return prepare
 
 
-def run() -> Result:
-    """Measure, print, return."""
+def run() -> None:
+    """Measure and print."""
     model = unet()
     micro_batch = scoring.default_micro_batch(IMAGE, jax.local_devices()[0].platform)
     images = BATCHES * micro_batch
@@ -112,23 +104,19 @@ def run() -> Result:
         "bare": bare_passes(model, micro_batch, BATCHES * (PROBES + 1)),
         "engine": engine_run(model, micro_batch, images),
     }
-    if importlib.util.find_spec("torch"):
+    if HAS_TORCH:
         loop = torch_loop(images)
         sides.update({f"torch at {size}": loop(size) for size in TORCH_MICRO_BATCHES})
     medians = median_seconds(sides, ROUNDS)
-    plan = planning.make_plan(planning.grid_jobs(METHODS), model.schedule)
-    result = Result(medians["engine"] / medians["bare"], plan.queries_per_image / plan.naive_queries_per_image)
+    engine, bare = medians["engine"], medians["bare"]
     print(
-        f"DIME q = {PROBES} on the 35.7M U-Net, engine / bare passes: {result.time_ratio:.3f}x (at most 1.05); "
-        f"{medians['engine']:.2f} s and {medians['bare']:.2f} s at micro-batch {micro_batch}"
+        f"DIME q = {PROBES} on the 35.7M U-Net, engine / bare passes: {engine / bare:.3f}x (at most 1.05); "
+        f"{engine:.2f} s and {bare:.2f} s at micro-batch {micro_batch}"
     )
     loops = {name: seconds for name, seconds in medians.items() if name.startswith("torch")}
     if loops:
         best = min(loops, key=lambda name: loops[name])
-        print(f"the same, engine / PyTorch loop: {medians['engine'] / loops[best]:.3f}x (at most 1.0); {best}")
-    print(f"queries of the paper's grid, planned / one by one: {result.query_ratio:.3f} (at most 0.70)")
-    return result
-
-
-if __name__ == "__main__":
-    run()
+        print(f"the same, engine / PyTorch loop: {engine / loops[best]:.3f}x (at most 1.0); {best}")
+    plan = planning.make_plan(planning.grid_jobs(METHODS), model.schedule)
+    saved = plan.queries_per_image / plan.naive_queries_per_image
+    print(f"queries of the paper's grid, planned / one by one: {saved:.3f} (at most 0.70)")

@@ -1,5 +1,6 @@
 """Interleaved timing: runs alternate, so that a change in the machine's load meets every side."""
 
+import importlib.util
 import itertools
 import multiprocessing
 import statistics
@@ -8,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 Key = TypeVar("Key", bound=Hashable)
 
 

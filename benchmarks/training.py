@@ -1,6 +1,6 @@
 """A training step of the 35.7M-parameter CIFAR-10 U-Net against the same network and optimiser in PyTorch, on the CPU.
 
-    python -m benchmarks.training
+    python -m benchmarks training
 
 A step is: draw t and noise, forward, backward, clip to norm 1, Adam, average the weights. PyTorch runs in channels_last
 with its fused Adam, both in float32 with the same number of threads, each in its own process; they take turns of a
@@ -8,14 +8,13 @@ few steps, so that a change in the machine's load meets both. Without PyTorch on
 """
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.timing import median_seconds, median_seconds_apart
+from benchmarks.timing import HAS_TORCH, median_seconds, median_seconds_apart
 from dime_jax import models, training
 from dime_jax._util.distributed import data_mesh, replicated
 from dime_jax.core.schedule import linear_schedule
@@ -31,11 +30,16 @@ RECIPE = training.TrainingRecipe(steps=1, batch_size=BATCH, warmup_steps=0, flip
 def our_step() -> Callable[[], Any]:
     """Our step, from images in host memory."""
     spec = models.ModelSpec(denoiser=models.DdpmUnetSpec(), image_shape=IMAGE)
-    method, mesh = training.shuffled_method(RECIPE, BATCH), data_mesh()
-    state = training.initial_state(spec, RECIPE, method.optimizer)
-    state = jax.device_put(state, replicated(mesh))
-    update = training.make_step(spec, RECIPE, method, mesh)
-    examples = training.Examples(_images(), None, np.ones(BATCH, bool))
+    return step_of(spec, RECIPE, training.shuffled_method(RECIPE, BATCH))
+
+
+def step_of(spec: models.ModelSpec, recipe: training.TrainingRecipe, method: training.Method) -> Callable[[], Any]:
+    """One update of a network by a method, on the first device."""
+    mesh = data_mesh(jax.devices()[:1])
+    state = jax.device_put(training.initial_state(spec, recipe, method.optimizer), replicated(mesh))
+    update = training.make_step(spec, recipe, method, mesh)
+    images = random_images(recipe.batch_size, spec.image_shape)
+    examples = training.Examples(images, None, np.ones(recipe.batch_size, bool))
 
     def run() -> Any:
         nonlocal state
@@ -56,7 +60,7 @@ def torch_step() -> Callable[[], Any]:
     optimizer = torch.optim.Adam(network.parameters(), lr=RECIPE.learning_rate, fused=True)
     schedule = linear_schedule()
     scales, sigmas = (torch.from_numpy(np.array(table)) for table in (schedule.sqrt_abar_table, schedule.sigma_table))
-    images = torch.from_numpy(_images()).permute(0, 3, 1, 2)  # channels_last as it is
+    images = torch.from_numpy(random_images(BATCH, IMAGE)).permute(0, 3, 1, 2)  # channels_last as it is
 
     def run() -> Any:
         t = torch.randint(0, len(scales), (BATCH,))
@@ -74,14 +78,15 @@ def torch_step() -> Callable[[], Any]:
     return run
 
 
-def _images() -> np.ndarray:
-    return np.random.default_rng(0).uniform(-1, 1, (BATCH, *IMAGE)).astype(np.float32)
+def random_images(count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """As a network sees them."""
+    return np.random.default_rng(0).uniform(-1, 1, (count, *shape)).astype(np.float32)
 
 
-def run() -> dict[str, float]:
+def run() -> None:
     """Time both sides, print them and their ratio; images per second."""
     sides = {"dime_jax": our_step}
-    if importlib.util.find_spec("torch"):
+    if HAS_TORCH:
         sides["torch"] = torch_step
     rates = {name: BATCH / seconds for name, seconds in median_seconds_apart(sides, TURNS, STEPS).items()}
     for name, rate in rates.items():
@@ -93,8 +98,3 @@ def run() -> dict[str, float]:
         print(f"training step, step by step in one process: {seconds['torch'] / seconds['dime_jax']:.2f}x (goal 1.0)")
     else:
         print("training step: torch is not installed, nothing to compare with")
-    return rates
-
-
-if __name__ == "__main__":
-    run()

@@ -6,16 +6,18 @@ PyTorch runs in channels_last and inference mode, both in float32 with the same 
 micro-batch; runs alternate, so that a change in the machine's load meets both. Without PyTorch only our side is timed.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.timing import median_seconds
+from benchmarks.timing import HAS_TORCH, median_seconds
+from checkpoints_convert import guided
 from dime_jax import models
 from dime_jax.core.xla_options import network_options
+from experiments.configs import cifar10, digits
+from experiments.train import model_spec
 
 Spec = models.DdpmUnetSpec | models.GuidedUnetSpec
 Forward = Callable[[int], Callable[[], Any]]  # micro-batch -> function that runs the network once
@@ -33,45 +35,15 @@ class Network(NamedTuple):
     rounds: int = 7
 
 
-def small(image_channels: int, *level_channels: int) -> models.DdpmUnetSpec:
-    """A network as experiments/configs train them on CPUs."""
-    return models.DdpmUnetSpec(
-        image_channels=image_channels,
-        stem_channels=level_channels[0],
-        time_features=level_channels[0],
-        time_channels=4 * level_channels[0],
-        level_channels=level_channels,
-        num_res_blocks=1,
-        attention_levels=(),
-        norm_groups=8,
-    )
-
-
-DDPM = models.DdpmUnetSpec()
-GUIDED = models.GuidedUnetSpec(
-    stem_channels=256,
-    time_features=256,
-    time_channels=1024,
-    level_channels=(256, 256, 512, 512, 1024, 1024),
-    attention_levels=(3, 4, 5),
-    head_channels=64,
-    num_classes=1000,
-    learned_sigma=True,
-)
+DIGITS, CIFAR10 = (model_spec(one).denoiser for one in (digits.get_config(), cifar10.get_config("overnight")))
+GUIDED = guided.presets()["256x256"].architecture
 NETWORKS = (
-    Network("35.7M U-Net", DDPM, (32, 32, 3), (4, 8, 16), 1.4),
-    Network("shipped digits network", small(1, 32, 64), (8, 8, 1), (64, 128, 256), 1.0, rounds=25),
-    Network("CIFAR-10 network of 2.5M", small(3, 16, 32, 64, 128), (32, 32, 3), (16, 32, 64), 1.0, rounds=15),
+    Network("35.7M U-Net", models.DdpmUnetSpec(), (32, 32, 3), (4, 8, 16), 1.4),
+    Network("shipped digits network", DIGITS, (8, 8, 1), (64, 128, 256), 1.0, rounds=25),
+    Network("CIFAR-10 network of 2.5M", CIFAR10, (32, 32, 3), (16, 32, 64), 1.0, rounds=15),
     Network("553.8M guided U-Net at 64x64", GUIDED, (64, 64, 3), (1, 2), 1.0, rounds=3),
     Network("553.8M guided U-Net at 256x256", GUIDED, (256, 256, 3), (1,), 1.0, rounds=3),
 )
-
-
-class Timing(NamedTuple):
-    """Median throughput at the best micro-batch."""
-
-    images_per_second: float
-    micro_batch: int
 
 
 def our_forward(network: Network = NETWORKS[0]) -> Forward:
@@ -119,35 +91,31 @@ def torch_forward(network: Network = NETWORKS[0]) -> Forward:
     return prepare
 
 
-def measure(sides: dict[str, Forward], micro_batches: tuple[int, ...], rounds: int) -> dict[str, Timing]:
-    """Median throughput of each side at its best micro-batch, over interleaved rounds."""
+def measure(sides: dict[str, Forward], micro_batches: tuple[int, ...], rounds: int) -> dict[str, tuple[float, int]]:
+    """Median images per second of each side at its best micro-batch, and that, over interleaved rounds."""
     runs = {(name, batch): prepare(batch) for name, prepare in sides.items() for batch in micro_batches}
     rates = {key: key[1] / seconds for key, seconds in median_seconds(runs, rounds).items()}
     best = {name: max((key for key in rates if key[0] == name), key=lambda key: rates[key]) for name in sides}
-    return {name: Timing(rates[key], key[1]) for name, key in best.items()}
+    return {name: (rates[key], key[1]) for name, key in best.items()}
 
 
-def compare(network: Network) -> dict[str, Timing]:
+def compare(network: Network) -> None:
     """Time both sides, print them and their ratio."""
     sides = {"dime_jax": our_forward(network)}
-    if importlib.util.find_spec("torch"):
+    if HAS_TORCH:
         sides["torch"] = torch_forward(network)
     timings = measure(sides, network.micro_batches, network.rounds)
     what = f"forward pass, {network.name}"
-    for name, timing in timings.items():
-        print(f"{what}, {name}: {timing.images_per_second:.4g} images/s at micro-batch {timing.micro_batch}")
+    for name, (rate, batch) in timings.items():
+        print(f"{what}, {name}: {rate:.4g} images/s at micro-batch {batch}")
     if "torch" in timings:
-        ratio = timings["dime_jax"].images_per_second / timings["torch"].images_per_second
+        ratio = timings["dime_jax"][0] / timings["torch"][0]
         print(f"{what}, dime_jax / torch: {ratio:.2f}x (goal {network.goal})")
     else:
         print(f"{what}: torch is not installed, nothing to compare with")
-    return timings
 
 
-def run() -> list[dict[str, Timing]]:
-    """Every network, one after the other."""
-    return [compare(network) for network in NETWORKS]
-
-
-if __name__ == "__main__":
-    run()
+def run() -> None:
+    """Time both sides of every network, print them and their ratio."""
+    for network in NETWORKS:
+        compare(network)

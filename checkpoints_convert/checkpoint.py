@@ -29,6 +29,7 @@ from dime_jax.models.spec import PREDICTIONS
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+SpecT = TypeVar("SpecT", bound=NetworkSpec, covariant=True)
 
 Size = tuple[int, int]
 
@@ -42,7 +43,7 @@ _PROGRESS_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Part(Generic[SpecT]):
     """One network of a checkpoint. Its tensors are read when they are asked for.
 
     Attributes:
@@ -55,7 +56,7 @@ class Part:
     """
 
     name: str
-    spec: NetworkSpec
+    spec: SpecT
     file: Path
     read: Callable[[], StateDict]
     naming: Callable[[StateDict], Naming]
@@ -105,7 +106,7 @@ class Checkpoint:
 
     source: Path
     spec: ModelSpec
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Part[NetworkSpec]]
     facts: tuple[str, ...]
     weights: str = "only"
     setting: str | None = None
@@ -114,7 +115,7 @@ class Checkpoint:
     dialect: str = "diffusers"
 
     @property
-    def denoiser(self) -> Part:
+    def denoiser(self) -> Part[NetworkSpec]:
         """The network that predicts noise."""
         return self.parts["denoiser"]
 
@@ -174,12 +175,18 @@ def by_convention(value: T, code: str) -> Known[T]:
     return Known(value, f"by convention of {code}; the file does not say")
 
 
+class Facts(NamedTuple):
+    """What has to be known besides the weights, as the checkpoint has it; None where it does not say."""
+
+    image_size: Known[Size] | None
+    schedule: Known[ScheduleSpec] | None
+    prediction: Known[str] | None
+
+
 def make_spec(
     options: ConversionOptions,
+    facts: Facts,
     denoiser: DenoiserSpec,
-    image_size: Known[Size] | None,
-    schedule: Known[ScheduleSpec] | None,
-    prediction: Known[str] | None,
     autoencoder: AutoencoderSpec | None = None,
     text_encoder: ClipTextSpec | None = None,
 ) -> tuple[ModelSpec, tuple[str, ...]]:
@@ -187,22 +194,20 @@ def make_spec(
 
     Args:
       options: the user's.
+      facts: the checkpoint's.
       denoiser: the network that predicts noise.
-      image_size: height and width as the file has them; None if it does not.
-      schedule: likewise.
-      prediction: likewise.
       autoencoder: of a latent model.
       text_encoder: of a model that takes captions.
 
     Raises:
       ValueError: naming the options for everything that is not known.
     """
-    given_size = None if options.image_size is None else (options.image_size, options.image_size)
-    image_size = _prefer(given_size, image_size)
-    schedule = _prefer(parse_schedule(options.schedule), schedule)
-    prediction = _prefer(options.prediction, prediction)
+    side = options.image_size
+    image_size = _prefer(None if side is None else (side, side), facts.image_size)
+    schedule = _prefer(parse_schedule(options.schedule), facts.schedule)
+    prediction = _prefer(options.prediction, facts.prediction)
+    known: dict[str, Known[object] | None] = dict(zip(_WORDS, (image_size, schedule, prediction)))
     if image_size is None or schedule is None or prediction is None:
-        known = {"image_size": image_size, "schedule": schedule, "prediction": prediction}
         missing = [name for name, fact in known.items() if fact is None]
         words = " and ".join(_WORDS[name] for name in missing)
         flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
@@ -215,8 +220,7 @@ def make_spec(
         autoencoder=autoencoder,
         text_encoder=text_encoder,
     )
-    facts: dict[str, Known[object]] = {"image_size": image_size, "schedule": schedule, "prediction": prediction}
-    return spec, tuple(f"{_WORDS[name]}: {_text(fact.value)} ({fact.how})" for name, fact in facts.items())
+    return spec, tuple(f"{_WORDS[name]}: {_text(fact.value)} ({fact.how})" for name, fact in known.items() if fact)
 
 
 def file_checkpoint(
@@ -224,45 +228,35 @@ def file_checkpoint(
     options: ConversionOptions,
     denoiser: DenoiserSpec,
     naming: Naming,
-    image_size: Known[Size] | None,
-    schedule: Known[ScheduleSpec] | None,
-    prediction: Known[str] | None,
+    facts: Facts,
     setting: str | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of the one network whose weights were chosen from a file.
 
     Args:
       weights: from `weights_file.choose`.
-      options, denoiser, image_size, schedule, prediction: as in `make_spec`.
+      options, denoiser, facts: as in `make_spec`.
       naming: what the file calls its modules.
       setting: the name of a published network, where it is one.
     """
-    spec, facts = make_spec(options, denoiser, image_size, schedule, prediction)
+    spec, lines = make_spec(options, facts, denoiser)
     part = Part("unet", denoiser, weights.file, lambda: weights.state, lambda state: naming)
-    return Checkpoint(weights.file, spec, {"denoiser": part}, weights.facts + facts, weights.which, setting)
+    return Checkpoint(weights.file, spec, {"denoiser": part}, weights.facts + lines, weights.which, setting)
 
 
-def ddpm_checkpoint(
-    weights: ChosenWeights, options: ConversionOptions, denoiser: models.DdpmUnetSpec, naming: Naming, code: str
-) -> Checkpoint:
-    """Return the checkpoint of a DDPM U-Net from a file, with the conventions of a code base that trains them.
-
-    Args:
-      weights, options, denoiser, naming: as in `file_checkpoint`.
-      code: the name of the code base.
-    """
+def ddpm_facts(weights: ChosenWeights, denoiser: models.DdpmUnetSpec, code: str) -> Facts:
+    """Return what is known of a DDPM U-Net in a file, by the conventions of the code base that trained it."""
     usual = ScheduleSpec(num_steps=denoiser.time_table_steps or ScheduleSpec.num_steps)
     schedule = stored_schedule(weights) or by_convention(usual, code)
-    prediction = by_convention("epsilon", code)
-    return file_checkpoint(weights, options, denoiser, naming, sample_size(weights), schedule, prediction)
+    return Facts(sample_size(weights), schedule, by_convention("epsilon", code))
 
 
 def _prefer(given: T | None, found: Known[T] | None) -> Known[T] | None:
     """What the user gave, else what was found."""
     if given is None:
         return found
-    contradicts = found is not None and found.value != given
-    return Known(given, f"as given, instead of {_text(found.value)}" if found and contradicts else "as given")
+    instead = "" if found is None or found.value == given else f", instead of {_text(found.value)}"
+    return Known(given, f"as given{instead}")
 
 
 def _text(value: object) -> str:

@@ -65,10 +65,8 @@ class KeyValues(NamedTuple):
 def read_keys(config: JsonObject, keys: ConfigKeys) -> KeyValues:
     """Return what counts in a config, once the rest is known to change nothing."""
     if keys.class_names:
-        classes = config.get("architectures")  # as transformers has it
-        check_class(
-            classes[0] if isinstance(classes, list) and classes else config.get("_class_name"), keys.class_names
-        )
+        names = config.get("architectures")  # as transformers has it
+        check_class(names[0] if isinstance(names, list) and names else config.get("_class_name"), keys.class_names)
     refuse_code(config)
     for key, values in keys.fixed.items():
         if config.get(key, values[0]) not in values:

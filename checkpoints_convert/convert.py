@@ -15,9 +15,7 @@ from checkpoints_convert.unsupported import refuse_unsupported
 from checkpoints_convert.weights_file import about
 
 CONVERTER_VERSION = 2
-DIALECTS = {
-    dialect.name: dialect for dialect in (secmi.DIALECT, ddim.DIALECT, diffusers.DIALECT, guided.DIALECT, dit.DIALECT)
-}
+DIALECTS = {module.DIALECT.name: module.DIALECT for module in (secmi, ddim, diffusers, guided, dit)}
 
 
 def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: tuple[Lora, ...] = ()) -> Checkpoint:
@@ -41,7 +39,7 @@ def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: 
     if checkpoint.spec.autoencoder is not None:
         return _with_loras(checkpoint, loras)
     if loras or options.autoencoder is not None:
-        raise ValueError(f"{path} is no latent model: expected no --{'lora' if loras else 'autoencoder'}")
+        raise ValueError(f"--{'lora' if loras else 'autoencoder'} applies only to latent models; {path} is not one")
     return checkpoint
 
 
@@ -70,9 +68,7 @@ def _recognise(state: StateDict) -> Dialect:
 
 
 def _with_loras(checkpoint: Checkpoint, loras: tuple[Lora, ...]) -> Checkpoint:
-    parts = {
-        name: dataclasses.replace(part, loras=loras) if part.name in lora.PARTS else part
-        for name, part in checkpoint.parts.items()
-    }
+    changed = {name: part for name, part in checkpoint.parts.items() if part.name in lora.PARTS}
+    parts = {**checkpoint.parts, **{name: dataclasses.replace(part, loras=loras) for name, part in changed.items()}}
     lines = tuple(f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras)
     return dataclasses.replace(checkpoint, parts=parts, loras=loras, facts=checkpoint.facts + lines)

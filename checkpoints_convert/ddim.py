@@ -1,7 +1,7 @@
 """ermongroup/ddim checkpoints, and Ho's weights as pesser converted them: bare state dicts, or ddim's training list."""
 
 from checkpoints_convert import mapping
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_facts, file_checkpoint
 from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
@@ -9,35 +9,16 @@ from dime_jax.models import DdpmUnetSpec
 from dime_jax.models.checks import MAX_LEVELS, check_integer
 
 _CODE = "ermongroup/ddim"
-
-
 _PARTS = {
-    "norm_1": "norm1",
-    "conv_1": "conv1",
-    "time_dense": "temb_proj",
-    "norm_2": "norm2",
-    "conv_2": "conv2",
-    "shortcut": "nin_shortcut",
-    "norm": "norm",
-    "query": "q",
-    "key": "k",
-    "value": "v",
-    "out": "proj_out",
+    **mapping.block_parts("norm1", "conv1", "temb_proj", "norm2", "conv2", "nin_shortcut"),
+    **mapping.attention_parts("norm", "q", "k", "v", "proj_out"),
 }
 
 
 def naming(spec: DdpmUnetSpec) -> Naming:
     """Return the names of its modules."""
-    names = {
-        "time_dense_0": "temb.dense.0",
-        "time_dense_1": "temb.dense.1",
-        "conv_in": "conv_in",
-        "middle_block_0": "mid.block_1",
-        "middle_attention": "mid.attn_1",
-        "middle_block_1": "mid.block_2",
-        "norm_out": "norm_out",
-        "conv_out": "conv_out",
-    }
+    time, middle = ("temb.dense.0", "temb.dense.1"), ("mid.block_1", "mid.attn_1", "mid.block_2")
+    names = mapping.trunk_names(time, "conv_in", middle, ("norm_out", "conv_out"))
     for level in range(len(spec.level_channels)):
         names[f"down_{level}_downsample"] = f"down.{level}.downsample.conv"
         names[f"up_{level}_upsample"] = f"up.{level}.upsample.conv"
@@ -51,7 +32,7 @@ def naming(spec: DdpmUnetSpec) -> Naming:
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
     spec = infer_spec(weights.state)
-    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
+    return file_checkpoint(weights, options, spec, naming(spec), ddpm_facts(weights, spec, _CODE))
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -66,8 +47,4 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
     return mapping.infer_ddpm_spec(state, naming(DdpmUnetSpec()), levels, DdpmUnetSpec())
 
 
-DIALECT = Dialect(
-    name="ddim",
-    prefixes=("temb.dense.", "conv_in.", "down.", "mid.", "up.", "norm_out.", "conv_out."),
-    open_weights=open_weights,
-)
+DIALECT = Dialect("ddim", ("temb.dense.", "conv_in.", "down.", "mid.", "up.", "norm_out.", "conv_out."), open_weights)

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from checkpoints_convert import diffusers_configs as configs
 from checkpoints_convert import diffusers_names as names
 from checkpoints_convert import part_files
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, Part, Size, make_spec
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, Facts, Known, Part, Size, make_spec
 from checkpoints_convert.config_keys import ConfigKeys, check_class, refuse_code
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.options import ConversionOptions
@@ -26,7 +26,10 @@ from dime_jax.models.checks import MAX_IMAGE_SIZE, check_integer
 from dime_jax.models.clip_tokenizer import TOKENIZER_FILES
 
 T = TypeVar("T")
+SpecT = TypeVar("SpecT", bound=NetworkSpec)
 
+_BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.")
+_PREFIXES = ("time_embedding.linear_", "conv_in.", *_BLOCKS, "conv_norm_out.", "conv_out.")
 _STABLE_DIFFUSION = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline")
 
 
@@ -71,13 +74,6 @@ class _Scheduler(NamedTuple):
     learned_sigma: bool | None = None
 
 
-class AutoencoderPart(NamedTuple):
-    """The autoencoder of a latent model: its spec, and where its weights are."""
-
-    spec: AutoencoderSpec
-    part: Part
-
-
 def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a folder."""
     if options.dialect not in ("auto", DIALECT.name):
@@ -91,21 +87,15 @@ def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     autoencoder = open_autoencoder(Path(options.autoencoder or folder / "vae")) if network.on_latents else None
     text = _read_config(folder / "text_encoder", configs.parse_text_encoder) if network.takes_text else None
     with about(folder):
-        spec, facts = make_spec(
-            options,
-            denoiser,
-            _image_size(config, 1 if autoencoder is None else autoencoder.spec.reduction),
-            scheduler.schedule,
-            scheduler.prediction,
-            None if autoencoder is None else autoencoder.spec,
-            text,
-        )
-    parts = {"denoiser": _part(network.part, denoiser, place, part_files.DIFFUSERS_FILES)}
+        size = _image_size(config, 1 if autoencoder is None else autoencoder.spec.reduction)
+        facts = Facts(size, scheduler.schedule, scheduler.prediction)
+        spec, known = make_spec(options, facts, denoiser, None if autoencoder is None else autoencoder.spec, text)
+    parts: dict[str, Part[NetworkSpec]] = {"denoiser": _part(network.part, denoiser, place)}
     if autoencoder is not None:
-        parts["autoencoder"] = autoencoder.part
+        parts["autoencoder"] = autoencoder
     if text is not None:
-        parts["text_encoder"] = _part("text_encoder", text, folder / "text_encoder", part_files.TRANSFORMERS_FILES)
-    lines = [*(f"{part.name}: {part.file.parent.name}/{part.file.name}" for part in parts.values()), *facts]
+        parts["text_encoder"] = _part("text_encoder", text, folder / "text_encoder")
+    lines = [*(f"{part.name}: {part.file.parent.name}/{part.file.name}" for part in parts.values()), *known]
     if getattr(denoiser, "learned_sigma", False) and scheduler.learned_sigma is None:
         lines.append("variance: learned (out_channels is twice in_channels; there is no scheduler to say)")
     lines += configs.describe_defaults(config, network.keys)
@@ -139,10 +129,9 @@ def _find_network(folder: Path, weights: str | None) -> _Found:
     return _Found(network, place, which, config)
 
 
-def open_autoencoder(folder: Path) -> AutoencoderPart:
+def open_autoencoder(folder: Path) -> Part[AutoencoderSpec]:
     """Return the AutoencoderKL in a folder."""
-    spec = _read_config(folder, configs.parse_autoencoder)
-    return AutoencoderPart(spec, _part("vae", spec, folder, part_files.DIFFUSERS_FILES))
+    return _part("vae", _read_config(folder, configs.parse_autoencoder), folder)
 
 
 def _open_weights(weights: ChosenWeights, options: ConversionOptions) -> NoReturn:
@@ -151,12 +140,13 @@ def _open_weights(weights: ChosenWeights, options: ConversionOptions) -> NoRetur
     raise ValueError("diffusers weights without their config: expected the folder that holds config.json")
 
 
-def _part(name: str, spec: NetworkSpec, folder: Path, files: tuple[str, ...]) -> Part:
-    file = part_files.find_weights(folder, files)
+def _part(name: str, spec: SpecT, folder: Path) -> Part[SpecT]:
+    is_text = isinstance(spec, ClipTextSpec)
+    file = part_files.find_weights(folder, part_files.TRANSFORMERS_FILES if is_text else part_files.DIFFUSERS_FILES)
 
     def read() -> StateDict:
         state = part_files.read_tensors(file)
-        return names.without_text_prefix(state) if isinstance(spec, ClipTextSpec) else state
+        return names.without_text_prefix(state) if is_text else state
 
     return Part(name, spec, file, read, lambda state: names.naming_of(spec, state))
 
@@ -170,11 +160,9 @@ def _check_index(index: JsonObject, network: _Network) -> None:
     check_class(index.get("_class_name"), network.pipelines)
     refuse_code(index)
     for part in ("unet", "transformer", "scheduler"):
-        match index.get(part, ["diffusers"]):
-            case ["diffusers", *_]:
-                pass
-            case other:
-                raise ValueError(f"expected {part} from the library 'diffusers', got {str(other)[:60]}")
+        library = index.get(part, ["diffusers"])
+        if not isinstance(library, list) or library[:1] != ["diffusers"]:
+            raise ValueError(f"expected {part} from the library 'diffusers', got {str(library)[:60]}")
 
 
 def _choose_network(folder: Path, weights: str | None) -> tuple[Path, str]:
@@ -187,9 +175,7 @@ def _choose_network(folder: Path, weights: str | None) -> tuple[Path, str]:
     if weights is not None and ema.is_dir():
         raise ValueError(f"{folder} has no {weights} weights: expected --weights to be ema or raw")
     if weights is not None:
-        raise ValueError(
-            f"{folder} holds one set of weights, not marked as EMA or raw: expected no --weights={weights}"
-        )
+        raise ValueError(f"{folder} has one set of weights, not marked as EMA or raw: expected no --weights={weights}")
     place = next((place for place in (raw, folder / "transformer") if place.is_dir()), folder)
     if not (place / "config.json").is_file():
         raise ValueError(f"{folder} is not a diffusers folder: no config.json, and no unet/ or transformer/ in it")
@@ -231,16 +217,4 @@ def _tokenizer_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
-DIALECT = Dialect(
-    name="diffusers",
-    prefixes=(
-        "time_embedding.linear_",
-        "conv_in.",
-        "down_blocks.",
-        "mid_block.",
-        "up_blocks.",
-        "conv_norm_out.",
-        "conv_out.",
-    ),
-    open_weights=_open_weights,
-)
+DIALECT = Dialect("diffusers", _PREFIXES, _open_weights)

@@ -4,14 +4,7 @@ from typing import Any
 
 from checkpoints_convert.config_keys import ConfigKeys, check_class, read_keys, refuse_code, refuse_unknown
 from dime_jax._util.typing import JsonObject
-from dime_jax.models import (
-    AutoencoderSpec,
-    ClipTextSpec,
-    ConditionalUnetSpec,
-    DdpmUnetSpec,
-    DitSpec,
-    ScheduleSpec,
-)
+from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DdpmUnetSpec, DitSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_CHANNELS, check_integer
 from dime_jax.models.spec import PREDICTIONS
 
@@ -246,10 +239,8 @@ def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
         learned = outputs == 2 * inputs
     if outputs != inputs * (2 if learned else 1):
         expected = f"2 * in_channels = {2 * inputs}" if learned else f"in_channels = {inputs}"
-        raise ValueError(
-            f"cannot honour out_channels={outputs}: expected {expected}, as its variance is "
-            f"{'learned' if learned else 'not learned'}"
-        )
+        why = f"as its variance is {'learned' if learned else 'not learned'}"
+        raise ValueError(f"cannot honour out_channels={outputs}: expected {expected}, {why}")
     return learned
 
 
@@ -275,11 +266,9 @@ def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int,
     """The levels, from the full resolution down, whose blocks have attention; `attention` is what these are called."""
     plain = {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}[key]
     block_types = _list(given, key, len(given["block_out_channels"]))
-    for block_type in block_types:
-        if block_type not in (plain, f"{attention}{plain}"):
-            raise ValueError(
-                f"cannot honour the block type {str(block_type)[:60]!r}: expected {plain} or {attention}{plain}"
-            )
+    for one in block_types:
+        if one not in (plain, f"{attention}{plain}"):
+            raise ValueError(f"cannot honour the block type {str(one)[:60]!r}: expected {plain} or {attention}{plain}")
     levels = block_types if key == "down_block_types" else block_types[::-1]
     return tuple(level for level, block_type in enumerate(levels) if block_type != plain)
 
@@ -369,21 +358,17 @@ def missing_betas(config: JsonObject) -> list[str]:
 
 
 def _beta_schedule(given: JsonObject) -> ScheduleSpec:
-    betas = given["trained_betas"]
+    betas, kind, zero_snr = given["trained_betas"], given["beta_schedule"], given["rescale_betas_zero_snr"]
     if betas is not None:
         if not isinstance(betas, list):
             raise ValueError("expected trained_betas to be a list")
-        return ScheduleSpec(
-            kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=given["rescale_betas_zero_snr"]
-        )
-    if given["beta_schedule"] not in tuple(_BETA_SCHEDULES):
-        raise ValueError(
-            f"cannot honour beta_schedule={given['beta_schedule']!r}: expected {', '.join(_BETA_SCHEDULES)}"
-        )
+        return ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=zero_snr)
+    if kind not in tuple(_BETA_SCHEDULES):
+        raise ValueError(f"cannot honour beta_schedule={kind!r}: expected {', '.join(_BETA_SCHEDULES)}")
     return ScheduleSpec(
-        kind=_BETA_SCHEDULES[given["beta_schedule"]],
+        kind=_BETA_SCHEDULES[kind],
         num_steps=given["num_train_timesteps"],
         beta_start=given["beta_start"],
         beta_end=given["beta_end"],
-        zero_terminal_snr=given["rescale_betas_zero_snr"],
+        zero_terminal_snr=zero_snr,
     )

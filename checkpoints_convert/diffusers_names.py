@@ -1,16 +1,9 @@
 """What diffusers and transformers call the modules of each network."""
 
-from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names
+from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, block_parts, trunk_names
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DdpmUnetSpec, DitSpec, NetworkSpec
 
-_BLOCK = {
-    "norm_1": "norm1",
-    "conv_1": "conv1",
-    "time_dense": "time_emb_proj",
-    "norm_2": "norm2",
-    "conv_2": "conv2",
-    "shortcut": "conv_shortcut",
-}
+_BLOCK = block_parts("norm1", "conv1", "time_emb_proj", "norm2", "conv2", "conv_shortcut")
 _ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "out": "to_out.0"}
 # Before diffusers 0.14 the attention's projections had other names.
 _OLD_ATTENTION = {"query": "query", "key": "key", "value": "value", "out": "proj_attn"}
@@ -20,18 +13,10 @@ _POSITION_IDS = "embeddings.position_ids"
 
 def _module_names(spec: DdpmUnetSpec | ConditionalUnetSpec) -> dict[str, str]:
     """Their name for each top-level module of a U-Net."""
-    return {
-        "time_dense_0": "time_embedding.linear_1",
-        "time_dense_1": "time_embedding.linear_2",
-        "label_embedding": "class_embedding",
-        "conv_in": "conv_in",
-        "middle_block_0": "mid_block.resnets.0",
-        "middle_attention": "mid_block.attentions.0",
-        "middle_block_1": "mid_block.resnets.1",
-        "norm_out": "conv_norm_out",
-        "conv_out": "conv_out",
-        **_level_names(spec),
-    }
+    time = ("time_embedding.linear_1", "time_embedding.linear_2")
+    middle = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
+    trunk = trunk_names(time, "conv_in", middle, ("conv_norm_out", "conv_out"))
+    return {**trunk, "label_embedding": "class_embedding", **_level_names(spec)}
 
 
 def _level_names(spec: DdpmUnetSpec | ConditionalUnetSpec | AutoencoderSpec) -> dict[str, str]:

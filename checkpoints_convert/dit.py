@@ -6,7 +6,7 @@ autoencoder comes from elsewhere.
 
 from pathlib import Path
 
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, Part, by_convention, make_spec
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, Facts, Known, Part, by_convention, make_spec
 from checkpoints_convert.diffusers import open_autoencoder
 from checkpoints_convert.mapping import Naming, StateDict, width_of
 from checkpoints_convert.options import ConversionOptions
@@ -45,17 +45,12 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
     network = infer_spec(state)
     autoencoder = open_autoencoder(Path(options.autoencoder))
     size = network.latent_size * autoencoder.spec.reduction
-    spec, facts = make_spec(
-        options,
-        network,
-        Known((size, size), "pos_embed in the file"),
-        by_convention(ScheduleSpec(), _CODE),
-        by_convention("epsilon", _CODE),
-        autoencoder.spec,
-    )
+    schedule, prediction = by_convention(ScheduleSpec(), _CODE), by_convention("epsilon", _CODE)
+    facts = Facts(Known((size, size), "pos_embed in the file"), schedule, prediction)
+    spec, lines = make_spec(options, facts, network, autoencoder.spec)
     denoiser = Part("transformer", network, weights.file, lambda: state, lambda state: naming(network))
-    parts = {"denoiser": denoiser, "autoencoder": autoencoder.part}
-    return Checkpoint(weights.file, spec, parts, facts, weights.which)
+    parts = {"denoiser": denoiser, "autoencoder": autoencoder}
+    return Checkpoint(weights.file, spec, parts, lines, weights.which)
 
 
 def infer_spec(state: StateDict) -> DitSpec:
@@ -86,8 +81,4 @@ def infer_spec(state: StateDict) -> DitSpec:
     )
 
 
-DIALECT = Dialect(
-    name="dit",
-    prefixes=("x_embedder.", "t_embedder.", "y_embedder.", "blocks.", "final_layer."),
-    open_weights=open_weights,
-)
+DIALECT = Dialect("dit", ("x_embedder.", "t_embedder.", "y_embedder.", "blocks.", "final_layer."), open_weights)

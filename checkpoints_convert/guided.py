@@ -7,9 +7,26 @@ their shapes (`PRESETS`, from the repository's README), others come with their c
 from pathlib import Path
 from typing import NamedTuple
 
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, Known, by_convention, file_checkpoint, stored_schedule
+from checkpoints_convert.checkpoint import (
+    Checkpoint,
+    Dialect,
+    Facts,
+    Known,
+    by_convention,
+    file_checkpoint,
+    stored_schedule,
+)
 from checkpoints_convert.config_keys import ConfigKeys, read_keys
-from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, numbered, width_of
+from checkpoints_convert.mapping import (
+    SHORTCUT,
+    Naming,
+    StateDict,
+    block_names,
+    block_parts,
+    numbered,
+    trunk_names,
+    width_of,
+)
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
 from dime_jax._util.files import read_json
@@ -18,34 +35,17 @@ from dime_jax.models import GuidedUnetSpec, ScheduleSpec
 from dime_jax.models.checks import MAX_CHANNELS, MAX_IMAGE_SIZE, check_flag, check_integer, check_number
 
 _CODE = "guided-diffusion"
-
-
 _PARTS = {
-    "norm_1": "in_layers.0",
-    "conv_1": "in_layers.2",
-    "time_dense": "emb_layers.1",
-    "norm_2": "out_layers.0",
-    "conv_2": "out_layers.3",
-    "shortcut": "skip_connection",
-    "norm": "norm",
-    "qkv": "qkv",
-    "out": "proj_out",
+    **block_parts("in_layers.0", "in_layers.2", "emb_layers.1", "out_layers.0", "out_layers.3", "skip_connection"),
+    **{"norm": "norm", "qkv": "qkv", "out": "proj_out"},
 }
+_PREFIXES = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out.")
 
 
 def naming(spec: GuidedUnetSpec) -> Naming:
     """Return the names of its modules."""
-    names = {
-        "time_dense_0": "time_embed.0",
-        "time_dense_1": "time_embed.2",
-        "label_embedding": "label_emb",
-        "conv_in": "input_blocks.0.0",
-        "middle_block_0": "middle_block.0",
-        "middle_attention": "middle_block.1",
-        "middle_block_1": "middle_block.2",
-        "norm_out": "out.0",
-        "conv_out": "out.2",
-    }
+    time, middle = ("time_embed.0", "time_embed.2"), ("middle_block.0", "middle_block.1", "middle_block.2")
+    names = trunk_names(time, "input_blocks.0.0", middle, ("out.0", "out.2")) | {"label_embedding": "label_emb"}
     levels = len(spec.level_channels)
     for level in range(levels):
         *down, downsample = numbered("input_blocks", level, spec.num_res_blocks + 1, start=1)
@@ -79,10 +79,10 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
             network = setting_from_flags(read_json(flags_file))
         how = flags_file.name
         schedule = by_convention(network.schedule, _CODE)
-    image_size, schedule = Known((network.image_size, network.image_size), how), stored_schedule(weights) or schedule
-    prediction = by_convention("epsilon", _CODE)
+    size = Known((network.image_size, network.image_size), how)
+    facts = Facts(size, stored_schedule(weights) or schedule, by_convention("epsilon", _CODE))
     spec = network.architecture
-    return file_checkpoint(weights, options, spec, naming(spec), image_size, schedule, prediction, setting=network.name)
+    return file_checkpoint(weights, options, spec, naming(spec), facts, network.name)
 
 
 # Constructor arguments of UNetModel, with its defaults.
@@ -192,16 +192,7 @@ def _preset(
 def presets() -> dict[str, GuidedNetwork]:
     """The published models, by size; `256x256_uncond` is also LSUN's."""
     settings = (
-        _preset(
-            "64x64",
-            64,
-            192,
-            (1, 2, 3, 4),
-            schedule="cosine",
-            num_res_blocks=3,
-            dropout=0.1,
-            use_new_attention_order=True,
-        ),
+        _preset("64x64", 64, 192, (1, 2, 3, 4), "cosine", num_res_blocks=3, dropout=0.1, use_new_attention_order=True),
         _preset("128x128", 128, 256, (1, 1, 2, 3, 4), num_heads=4, num_head_channels=-1),
         _preset("256x256", 256, 256, (1, 1, 2, 2, 4, 4)),
         _preset("256x256_uncond", 256, 256, (1, 1, 2, 2, 4, 4), num_classes=None),
@@ -222,15 +213,8 @@ def recognise(state: StateDict) -> GuidedNetwork:
         has_labels = spec.num_classes is not None
         if (spec.stem_channels, its_depth, has_labels) == (stem, depth, "label_emb.weight" in state):
             return setting
-    raise ValueError(
-        f"none of guided-diffusion's published models ({', '.join(presets())}): "
-        "expected --model_flags with the network's constructor arguments"
-    )
+    names = ", ".join(presets())
+    raise ValueError(f"none of the published networks ({names}): expected --model_flags with the network's arguments")
 
 
-DIALECT = Dialect(
-    name="guided",
-    prefixes=("time_embed.", "label_emb.", "input_blocks.", "middle_block.", "output_blocks.", "out."),
-    open_weights=open_weights,
-    takes_model_flags=True,
-)
+DIALECT = Dialect("guided", _PREFIXES, open_weights, takes_model_flags=True)

@@ -28,9 +28,10 @@ import safetensors
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import about
 from dime_jax._util.files import file_digests, read_json, unique
+from dime_jax._util.text import shorten
 from dime_jax._util.typing import JsonObject
 from dime_jax.models.checks import check_number
 
@@ -72,16 +73,10 @@ _OLD_TEXT = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "ou
 # Keys of adapter_config.json that change the update, with the only values that mean what is computed here.
 _CONFIG_FIXED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA", None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
     "bias": ("none", None),
-    "lora_bias": (False, None),
     "modules_to_save": (None, []),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "megatron_config": (None,),
-    "use_qalora": (False, None),
-    "use_bdlora": (None, False),
+    **dict.fromkeys(("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"), (False, None)),
+    **dict.fromkeys(("layer_replication", "trainable_token_indices", "megatron_config"), (None,)),
     "alora_invocation_tokens": (None,),
 }
 
@@ -112,9 +107,7 @@ class Lora:
             raise CheckpointError(f"no file or folder {path}")
         if len(files) != 1:
             found = ", ".join(file.name for file in files[:5]) or "none"
-            raise CheckpointError(
-                f"{path}: expected a LoRA file, or a folder with one weights file in it, found {found}"
-            )
+            raise CheckpointError(f"{path} must be a LoRA file, or a folder with one weights file in it, found {found}")
         return files[0]
 
     @functools.cached_property
@@ -135,7 +128,7 @@ class Lora:
         with about(self.path):
             state = _flat(contents)
             _refuse_other_methods(state)
-            return list(_updates(state, _adapter_config(self.path), self.scale))
+            return list(_updates(state, _adapter_configs(self.path), self.scale))
 
 
 class Update(NamedTuple):
@@ -174,7 +167,7 @@ def _refuse_other_methods(state: StateDict) -> None:
                 raise ValueError(f"not supported, because it holds {shorten(name)}: this is {method}")
 
 
-def _updates(state: StateDict, config: "_Config", scale: float) -> Iterator[Update]:
+def _updates(state: StateDict, configs: Mapping[str, JsonObject], scale: float) -> Iterator[Update]:
     layers: dict[tuple[str, str], dict[str, tuple[str, np.ndarray]]] = {}
     for name, tensor in state.items():
         match = _SUFFIXES.fullmatch(name)
@@ -188,10 +181,10 @@ def _updates(state: StateDict, config: "_Config", scale: float) -> Iterator[Upda
         key = next(iter(roles.values()))[0]
         if not {"down", "up"} <= roles.keys():
             raise ValueError(f"expected a down and an up factor for each layer, got {shorten(key)} alone")
-        down, up = roles["down"][1], roles["up"][1]
+        down, up, config = roles["down"][1], roles["up"][1], configs[part]
         rank = _rank(down, up, key)
-        alpha = _alpha(roles["alpha"][1], key) if "alpha" in roles else config.alpha(part, module, rank)
-        factor = alpha / (math.sqrt(rank) if config.rank_stabilised(part) else rank)
+        alpha = _alpha(roles["alpha"][1], key) if "alpha" in roles else _configured_alpha(config, module, rank)
+        factor = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         yield Update(key, part, module, down, up, scale * factor)
 
 
@@ -235,36 +228,24 @@ def _alpha(alpha: np.ndarray, key: str) -> float:
     return float(alpha.reshape(()))
 
 
-class _Config(NamedTuple):
-    """peft's settings by part."""
-
-    parts: Mapping[str, JsonObject]
-
-    def alpha(self, part: str, module: str, rank: int) -> float:
-        """The alpha of a layer; its rank, if nothing says."""
-        config = self.parts.get(part, {})
-        for pattern, alpha in (config.get("alpha_pattern") or {}).items():
-            if module == pattern or module.endswith(f".{pattern}"):
-                return float(alpha)
-        return float(config.get("lora_alpha", rank))
-
-    def rank_stabilised(self, part: str) -> bool:
-        """Whether the update is divided by √rank instead of rank."""
-        return bool(self.parts.get(part, {}).get("use_rslora"))
+def _configured_alpha(config: JsonObject, module: str, rank: int) -> float:
+    """Return the alpha of a layer by peft's settings; its rank, if they do not say."""
+    for pattern, alpha in (config.get("alpha_pattern") or {}).items():
+        if module == pattern or module.endswith(f".{pattern}"):
+            return float(alpha)
+    return float(config.get("lora_alpha", rank))
 
 
-def _adapter_config(file: Path) -> _Config:
-    beside = file.parent / "adapter_config.json"
-    stored = _stored_config(file)
-    if stored is not None:
-        parts = {part: _part_config(stored, part) for part in PARTS}
-    elif beside.is_file():
-        parts = dict.fromkeys(PARTS, read_json(beside))
+def _adapter_configs(file: Path) -> Mapping[str, JsonObject]:
+    """Return peft's settings for each part; empty where there are none."""
+    stored, beside = _stored_config(file), file.parent / "adapter_config.json"
+    if stored is None:
+        configs = dict.fromkeys(PARTS, read_json(beside) if beside.is_file() else {})
     else:
-        return _Config({})
-    for config in parts.values():
+        configs = {part: _part_config(stored, f"{part}.") for part in PARTS}
+    for config in configs.values():
         _check_config(config)
-    return _Config(parts)
+    return configs
 
 
 def _stored_config(file: Path) -> JsonObject | None:
@@ -284,8 +265,7 @@ def _stored_config(file: Path) -> JsonObject | None:
     return config
 
 
-def _part_config(stored: JsonObject, part: str) -> JsonObject:
-    prefix = f"{part}."
+def _part_config(stored: JsonObject, prefix: str) -> JsonObject:
     return {key.removeprefix(prefix): value for key, value in stored.items() if key.startswith(prefix)}
 
 
@@ -345,8 +325,6 @@ def _merged(weight: np.ndarray, update: Update) -> np.ndarray:
     shape = (up.shape[0], *down.shape[1:])
     is_matrix = weight.ndim == 2 and shape[2:] == (1, 1)
     if shape != weight.shape and not (is_matrix and shape[:2] == weight.shape):
-        raise ValueError(
-            f"expected an update of shape {list(weight.shape)} from {shorten(update.key)}, got {list(shape)}"
-        )
+        raise ValueError(f"{shorten(update.key)} must update a weight of shape {list(shape)}, got {list(weight.shape)}")
     delta = (up.reshape(-1, rank) @ down.reshape(rank, -1)).reshape(weight.shape)
     return np.asarray(weight, np.float32) + np.float32(update.factor) * delta

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from dime_jax import models
 from dime_jax._util.typing import PyTree
+from dime_jax.models import DdpmUnetSpec
 
 StateDict = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
@@ -53,6 +55,7 @@ LAYOUTS = {
 SHORTCUT = {"shortcut": "conv1x1"}
 CONVOLVED_ATTENTION = {**SHORTCUT, **dict.fromkeys(("query", "key", "value", "out"), "conv1x1")}
 
+_MIDDLE = ("middle_block_0", "middle_attention", "middle_block_1")
 _LEAF_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 
 
@@ -113,16 +116,16 @@ def to_variables(
       ValueError: naming every missing, extra, mis-shaped, non-numeric or non-finite tensor.
     """
     problems = _structure_problems(state, table)
-    variables: dict[str, PyTree] = {}
+    variables: dict[tuple[str, ...], np.ndarray] = {}
     for entry in track(table) if not problems else []:
         array = _to_ours(state[entry.tensor], entry.layout)
         bad = array.size - np.count_nonzero(np.isfinite(array))
         if bad:
             problems.append(f"{entry.tensor}: {bad} of {array.size} values NaN or infinite")
-        _set(variables, entry.path, array)
+        variables[entry.path] = array
     if problems:
         raise ValueError(f"{len(problems)} bad tensors: " + "; ".join(problems))
-    return variables
+    return traverse_util.unflatten_dict(variables)
 
 
 def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
@@ -157,13 +160,38 @@ def _release(view: object) -> None:
 
 def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray]:
     """The checkpoint's tensors by name: the inverse of `to_variables`."""
-    state = {}
+    state, arrays = {}, traverse_util.flatten_dict(variables)
     for entry in table:
-        array = np.asarray(_get(variables, entry.path))
+        array = np.asarray(arrays[entry.path])
         if entry.layout.axes is not None:
             array = array.transpose(np.argsort(entry.layout.axes))
         state[entry.tensor] = np.ascontiguousarray(array.reshape(entry.tensor_shape))
     return state
+
+
+def trunk_names(
+    time: tuple[str, str], conv_in: str, middle: tuple[str, str, str], out: tuple[str, str]
+) -> dict[str, str]:
+    """Return the checkpoint's names of what a U-Net has outside its levels.
+
+    Args:
+      time: the two layers of the time MLP.
+      conv_in: the first convolution.
+      middle: the residual block, the attention and the second residual block.
+      out: the last norm and convolution.
+    """
+    steps = ("time_dense_0", "time_dense_1", "conv_in", *_MIDDLE, "norm_out", "conv_out")
+    return dict(zip(steps, (*time, conv_in, *middle, *out), strict=True))
+
+
+def block_parts(*names: str) -> dict[str, str]:
+    """Return the checkpoint's names in a residual block: norm, convolution, time layer, norm, convolution, shortcut."""
+    return dict(zip(("norm_1", "conv_1", "time_dense", "norm_2", "conv_2", "shortcut"), names, strict=True))
+
+
+def attention_parts(*names: str) -> dict[str, str]:
+    """Return the checkpoint's names in an attention block: norm, query, key, value, output."""
+    return dict(zip(("norm", "query", "key", "value", "out"), names, strict=True))
 
 
 def numbered(stem: str, place: int, count: int, start: int = 0) -> list[str]:
@@ -197,18 +225,6 @@ def block_names(way: str, level: int, blocks: Iterable[str], attentions: Iterabl
     return names
 
 
-def _set(tree: dict[str, PyTree], path: tuple[str, ...], value: np.ndarray) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
-
-
-def _get(tree: PyTree, path: tuple[str, ...]) -> PyTree:
-    for name in path:
-        tree = tree[name]
-    return tree
-
-
 class Level(NamedTuple):
     """The residual blocks of one level on the way down, and whether the level has attention, as read off the names."""
 
@@ -216,9 +232,7 @@ class Level(NamedTuple):
     attention: bool
 
 
-def infer_ddpm_spec(
-    state: StateDict, naming: Naming, levels: list[Level], base: models.DdpmUnetSpec
-) -> models.DdpmUnetSpec:
+def infer_ddpm_spec(state: StateDict, naming: Naming, levels: list[Level], base: DdpmUnetSpec) -> DdpmUnetSpec:
     """The DDPM U-Net that has these levels and the widths of these tensors.
 
     Args:
@@ -228,7 +242,8 @@ def infer_ddpm_spec(
       base: has what the dialect fixes.
     """
     names = naming.modules
-    parts = [f"{naming.parts[part]}.{leaf}" for part, leaf in _WIDTH_OF_A_BLOCK]
+    biases = [f"{naming.parts[part]}.bias" for part in ("conv_1", "time_dense", "norm_2", "conv_2")]
+    parts = [*biases, f"{naming.parts['norm_2']}.weight"]
     return dataclasses.replace(
         base,
         image_channels=width_of(state, [(f"{names['conv_out']}.bias", 0), (f"{names['conv_in']}.weight", 1)]),
@@ -241,15 +256,6 @@ def infer_ddpm_spec(
         num_res_blocks=max(len(level.blocks) for level in levels),
         attention_levels=tuple(index for index, level in enumerate(levels) if level.attention),
     )
-
-
-_WIDTH_OF_A_BLOCK = (
-    ("conv_1", "bias"),
-    ("time_dense", "bias"),
-    ("norm_2", "weight"),
-    ("norm_2", "bias"),
-    ("conv_2", "bias"),
-)
 
 
 def width_of(state: StateDict, candidates: Sequence[tuple[str, int]]) -> int:

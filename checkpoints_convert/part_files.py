@@ -13,9 +13,10 @@ import numpy as np
 
 from checkpoints_convert import weights_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
+from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import about
-from dime_jax._util.files import printable, read_json
+from dime_jax._util.files import read_json
+from dime_jax._util.text import printable, shorten
 
 MAX_SHARDS = 1000
 
@@ -77,9 +78,8 @@ def read_tensors(file: Path) -> StateDict:
         tensors = _read_flat(file.parent / shard)
         difference = sorted(tensors.keys() ^ expected)
         if difference:
-            raise CheckpointError(
-                printable(f"{file.parent / shard}: expected the tensors that {file.name} lists, not so {difference[0]}")
-            )
+            reason = f"must hold the tensors that {file.name} lists, which differ in {difference[0]}"
+            raise CheckpointError(printable(f"{file.parent / shard} {reason}"))
         state |= tensors
     return state
 

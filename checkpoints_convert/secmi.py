@@ -5,7 +5,7 @@ averaged along with the weights; GroupNorm's eps is PyTorch's default; the strid
 """
 
 from checkpoints_convert import mapping
-from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_checkpoint
+from checkpoints_convert.checkpoint import Checkpoint, Dialect, ddpm_facts, file_checkpoint
 from checkpoints_convert.mapping import Level, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights
@@ -13,36 +13,18 @@ from dime_jax.models import DdpmUnetSpec
 
 _CODE = "pytorch-ddpm"
 TIME_TABLE = "time_embedding.timembedding.0.weight"
-
-
 _PARTS = {
-    "norm_1": "block1.0",
-    "conv_1": "block1.2",
-    "time_dense": "temb_proj.1",
-    "norm_2": "block2.0",
-    "conv_2": "block2.3",
-    "shortcut": "shortcut",
-    "norm": "group_norm",
-    "query": "proj_q",
-    "key": "proj_k",
-    "value": "proj_v",
-    "out": "proj",
+    **mapping.block_parts("block1.0", "block1.2", "temb_proj.1", "block2.0", "block2.3", "shortcut"),
+    **mapping.attention_parts("group_norm", "proj_q", "proj_k", "proj_v", "proj"),
 }
+_PREFIXES = ("time_embedding.timembedding.", "head.", "downblocks.", "middleblocks.", "upblocks.", "tail.")
 
 
 def naming(spec: DdpmUnetSpec) -> Naming:
     """Return the names of its modules."""
-    names = {
-        "time_table": TIME_TABLE,
-        "time_dense_0": "time_embedding.timembedding.1",
-        "time_dense_1": "time_embedding.timembedding.3",
-        "conv_in": "head",
-        "middle_block_0": "middleblocks.0",
-        "middle_attention": "middleblocks.0.attn",
-        "middle_block_1": "middleblocks.1",
-        "norm_out": "tail.0",
-        "conv_out": "tail.2",
-    }
+    time = ("time_embedding.timembedding.1", "time_embedding.timembedding.3")
+    middle = ("middleblocks.0", "middleblocks.0.attn", "middleblocks.1")
+    names = {"time_table": TIME_TABLE, **mapping.trunk_names(time, "head", middle, ("tail.0", "tail.2"))}
     levels = len(spec.level_channels)
     for level in range(levels):
         *down, downsample = mapping.numbered("downblocks", level, spec.num_res_blocks + 1)
@@ -57,7 +39,7 @@ def naming(spec: DdpmUnetSpec) -> Naming:
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights."""
     spec = infer_spec(weights.state)
-    return ddpm_checkpoint(weights, options, spec, naming(spec), _CODE)
+    return file_checkpoint(weights, options, spec, naming(spec), ddpm_facts(weights, spec, _CODE))
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
@@ -77,8 +59,4 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
     return mapping.infer_ddpm_spec(state, naming(base), levels, base)
 
 
-DIALECT = Dialect(
-    name="secmi",
-    prefixes=("time_embedding.timembedding.", "head.", "downblocks.", "middleblocks.", "upblocks.", "tail."),
-    open_weights=open_weights,
-)
+DIALECT = Dialect("secmi", _PREFIXES, open_weights)

@@ -34,8 +34,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from checkpoints_convert.torch_pickle import MAX_COUNT, CheckpointError, Storage, Tensor, kind, shorten, unpickle
-from dime_jax._util.files import printable
+from checkpoints_convert.torch_pickle import MAX_COUNT, CheckpointError, Storage, Tensor, kind, unpickle
+from dime_jax._util.text import printable, shorten
 
 MAX_PICKLE_BYTES = 16 * 2**20
 MAX_DIRECTORY_BYTES = 2 * 2**20  # of a zip archive; an entry takes about 80
@@ -189,7 +189,8 @@ def _check_names(names: list[str]) -> str:
     """Require the entries that `torch.save` writes, and return their common folder."""
     roots = {name.partition("/")[0] for name in names}
     if len(roots) != 1:
-        raise CheckpointError(f"expected one top folder in the archive, got {len(roots)}: {_listing(roots)}")
+        found = ", ".join(sorted(roots)[:5])
+        raise CheckpointError(f"expected one top folder in the archive, got {len(roots)}: {shorten(found)}")
     root = roots.pop() + "/"
     for full_name, count in Counter(names).items():
         where = f"entry {shorten(full_name)!r} in the archive"
@@ -322,9 +323,7 @@ class _Assembly:
                 nodes += node.nodes
                 levels = max(levels, node.levels + 1)
         if nodes > MAX_NODES or levels > MAX_DEPTH:
-            raise CheckpointError(
-                f"more than {MAX_NODES} nodes or {MAX_DEPTH} levels, counting what is shared each time"
-            )
+            raise CheckpointError(f"more than {MAX_NODES} nodes or {MAX_DEPTH} levels, shared ones counted each time")
         return _Node(items, nodes, levels)
 
 
@@ -350,7 +349,3 @@ def _view(tensor: Tensor, storage_bytes: np.ndarray) -> np.ndarray:
         raise CheckpointError(f"{where}: reaches element {last} of {stored}")
     strides = [stride * itemsize for stride in tensor.strides]
     return np.ndarray(tensor.shape, tensor.dtype, storage_bytes.data, tensor.offset * itemsize, strides)
-
-
-def _listing(names: Collection[str]) -> str:
-    return shorten(", ".join(sorted(names)[:5]))

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import ml_dtypes
 import numpy as np
 
+from dime_jax._util.text import shorten
+
 MAX_OPCODES = 200_000  # a tensor takes about 40
 MAX_DIMS = 32
 MAX_COUNT = 2**48  # of elements, whatever is counted
@@ -86,11 +88,6 @@ def _opcodes(stream: io.BytesIO, where: str) -> Iterator[tuple[pickletools.Opcod
         yield from pickletools.genops(stream)
     except Exception as error:  # pickletools promises no exception types for broken pickles
         raise CheckpointError(f"{where}: broken pickle, {shorten(str(error))}") from None
-
-
-def shorten(text: str, limit: int = 120) -> str:
-    """The beginning of a text that came from the file, for an error."""
-    return text if len(text) <= limit else text[:limit] + "..."
 
 
 def kind(value: object) -> str:
@@ -270,19 +267,12 @@ def _tensor(arguments: _Arguments) -> Tensor | None:
 
     A further argument sets the conjugate or negative bit, which changes the values: not taken.
     """
-    match arguments:
-        case (Storage() as storage, int(offset), tuple(shape), tuple(strides)):
-            dtype = storage.dtype
-        case (Storage() as storage, int(offset), tuple(shape), tuple(strides), bool(), OrderedDict()):
+    match arguments[:4], arguments[4:]:
+        case (Storage() as storage, int(offset), tuple(shape), tuple(strides)), () | (bool(), OrderedDict()):
             dtype = storage.dtype
         case (
-            Storage() as storage,
-            int(offset),
-            tuple(shape),
-            tuple(strides),
-            bool(),
-            OrderedDict(),
-            np.dtype() as dtype,
+            (Storage() as storage, int(offset), tuple(shape), tuple(strides)),
+            (bool(), OrderedDict(), np.dtype() as dtype),
         ):
             pass
         case _:

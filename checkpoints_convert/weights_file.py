@@ -17,21 +17,16 @@ import safetensors
 
 from checkpoints_convert import torch_file
 from checkpoints_convert.mapping import StateDict
-from checkpoints_convert.torch_pickle import CheckpointError, shorten
-from dime_jax._util.files import printable, unique
+from checkpoints_convert.torch_pickle import CheckpointError
+from dime_jax._util.files import unique
+from dime_jax._util.text import listed, printable, shorten
 
 # Parts of names that only say what a network was wrapped in, if all names begin with one.
 _WRAPPERS = ("_orig_mod", "module", "model", "net", "net_model", "network", "unet", "diffusion_model", "online_model")
 _LIT_EMA_COUNTERS = {"decay", "num_updates"}
 _LEVELS = 3  # of dicts around a state dict
 
-_SAFETENSORS_DTYPES = {
-    "I64": np.int64,
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-}
+_DTYPES = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def read(file: Path) -> object:
@@ -60,11 +55,11 @@ def _read_safetensors(file: Path) -> StateDict:
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        if info["dtype"] not in _SAFETENSORS_DTYPES:
-            expected = ", ".join(_SAFETENSORS_DTYPES)
+        if info["dtype"] not in _DTYPES:
+            expected = ", ".join(_DTYPES)
             raise CheckpointError(f"{file}: expected {shorten(name)} of type {expected}, got {info['dtype']}")
         first, last = info["data_offsets"]
-        view = data[start + first : start + last].view(_SAFETENSORS_DTYPES[info["dtype"]])
+        view = data[start + first : start + last].view(_DTYPES[info["dtype"]])
         tensors[name] = view.reshape(info["shape"])
     return tensors
 
@@ -130,9 +125,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
     """
     sets = find_sets(contents)
     if not sets:
-        raise ValueError(
-            f"no weights: expected tensors by name, or a dict that holds such a dict, got {_held(contents)}"
-        )
+        raise ValueError(f"no weights: expected tensors by name, or a dict that holds these, got {_held(contents)}")
     chosen = _chosen(sets, wanted, _unreadable_ema(contents, sets))
     which = "ema" if chosen.is_ema else "only" if len(sets) == 1 else "raw"
     others = [other.key for other in sets if other is not chosen]
@@ -154,10 +147,8 @@ def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -
     if wanted not in (None, "ema", "raw"):
         raise ValueError(f"has no weights {wanted}: expected --weights to be ema, raw or a key of the file, got {keys}")
     if unreadable is not None and not ema:
-        raise ValueError(
-            f"the EMA weights under {unreadable} have no names and cannot be read: "
-            f"expected --weights={raw[0].key} to take the others instead"
-        )
+        instead = f"expected --weights={raw[0].key} to take the others instead"
+        raise ValueError(f"the EMA weights under {unreadable} have no names and cannot be read: {instead}")
     if wanted is not None and len(sets) == 1 and not ema:
         raise ValueError(f"holds one set of weights, not marked as EMA or raw: expected no --weights={wanted}")
     candidates = {"ema": ema, "raw": raw, None: ema or raw}[wanted]
@@ -205,9 +196,8 @@ def _split(key: str, state: StateDict) -> Iterator[WeightSet]:
         return
     rest = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in averages}
     for prefix in averages:
-        ema: StateDict = {
-            name.partition(".")[2]: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")
-        }
+        own = [name for name in state if name.startswith(f"{prefix}.")]
+        ema: StateDict = {name.partition(".")[2]: state[name] for name in own}
         if not any("." in name for name in ema):
             ema = _with_dots(prefix, ema, rest)
         *_, (ema, ema_buffers) = _unwrapped(ema)
@@ -247,9 +237,7 @@ def _with_dots(prefix: str, ema: StateDict, network: StateDict) -> StateDict:
         names = {name.replace(".", ""): name for name in state}
         if len(names) == len(state) and ema.keys() <= names.keys():
             return {names[name]: tensor for name, tensor in ema.items()}
-    raise ValueError(
-        f"the EMA weights {prefix}.* have names without dots, which no other weights in the file explain one to one"
-    )
+    raise ValueError(f"the EMA weights {prefix}.* have names without dots, which no other weights explain one to one")
 
 
 def _says_ema(key: str) -> bool:
@@ -286,4 +274,4 @@ def _held(contents: object) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return shorten(", ".join(sorted(names)[:8])) + (", …" if len(names) > 8 else "")
+    return shorten(listed(sorted(names)), 120)

@@ -7,19 +7,21 @@ output, progress to standard error. What a command needs is imported when it run
 
 import argparse
 import dataclasses
+import inspect
 import json
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import shtab
 
 import dime_jax
 from dime_jax._util.compilation_cache import use as use_compilation_cache
-from dime_jax._util.flags import Parser, read_options
-from dime_jax.loading.conversion import ConversionOptions, UseOptions, add_conversion_arguments, add_use_arguments
-from dime_jax.remote.options import add_remote_arguments, remote_options
+from dime_jax._util.flags import REQUIRED, Parser, add_options, read_options, under
+from dime_jax.loading.conversion import CONVERTING, LATENT, ConversionOptions, UseOptions
+from dime_jax.protocol.options import COST, IMAGES, JUDGING, AuditOptions, OutputOption
+from dime_jax.remote.options import HOSTED, RemoteOptions, ServeOptions
 
 if TYPE_CHECKING:
     import rich.console
@@ -34,36 +36,26 @@ _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-# What a shell may complete with the names of files and folders.
-_PATHS = frozenset(
-    [
-        "after",
-        "attack_module",
-        "audit",
-        "autoencoder",
-        "before",
-        "candidates",
-        "groups",
-        "heldout",
-        "images",
-        "labels",
-        "lora",
-        "members",
-        "model",
-        "model_flags",
-        "output",
-        "run",
-        "schedule",
-        "source",
-        "split",
-    ]
-)
-
-# Which of --images, --split, --members and --heldout go together.
-_WAYS_TO_NAME_IMAGES = ((False, False, True, True), (True, True, False, False))
+# The headings of options in the order in which --help shows them, after those that nearly everyone needs.
+_OUTPUT = "output"
+_HEADINGS = (IMAGES, COST, JUDGING, CONVERTING, LATENT, HOSTED, _OUTPUT)
+# Values that a shell may complete with the names of files and folders.
+_PATHS = ("DIR", "FILE", "FILE.py", "FOLDER", "IMAGES", "JSON", "MODEL", "SCHEDULE")
+_NOT_COMPARED = {"model", "images", "split", "delta", "randomised", "variations"}
+_NOT_SCORED = {"candidates", "labels", "groups", "variations", "decide_with", "level", "timestep", "gamma", "delta"}
+_NOT_SCORED |= {"randomised"}
 
 
 def _audit(args: argparse.Namespace) -> int:
+    """find out which images a model was trained on, and how certain that is
+
+    examples:
+      dime-jax audit
+      dime-jax audit --model ckpt.pt --members a/ --heldout b/ --candidates c/ --output out/mine
+      dime-jax audit --model ckpt.pt --images cifar10:DIR --split CIFAR10_train_ratio0.5.npz
+      dime-jax audit --model hf:OWNER/NAME --heldout b/ --candidates mine/   (no members known)
+      dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"
+    """
     from dime_jax import auditing
     from dime_jax.findings import gate
 
@@ -74,6 +66,11 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
+    """rewrite the results and the report of an audit or a comparison; needs no model
+
+    example:
+      dime-jax report out/audit
+    """
     from dime_jax import auditing
 
     _load_attack_module(args)
@@ -86,6 +83,11 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    """verify a deletion: query the model before and after it about the same images
+
+    example:
+      dime-jax compare --before m1/ --after m2/ --candidates deleted/ --heldout b/ --output out/deletion
+    """
     from dime_jax import auditing
     from dime_jax.findings import gate
 
@@ -96,19 +98,24 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
+    """run every attack on one half of the images, or resume an interrupted run
+
+    example:
+      dime-jax score out/run --model models/mine --members a/ --heldout b/ --half calibration
+    """
     from dime_jax import scoring
     from dime_jax._util.distributed import shared_cache
     from dime_jax.auditing.deciding import run_protocol
     from dime_jax.auditing.images import open_as_given
+    from dime_jax.auditing.run_audit import begin
     from dime_jax.scoring import score_table
 
-    if (bool(args.images), bool(args.split), bool(args.members), bool(args.heldout)) not in _WAYS_TO_NAME_IMAGES:
-        raise ValueError("expected either --members and --heldout, or --images and --split")
+    if not (args.images and args.split) and not (args.members and args.heldout):
+        raise ValueError("name the images with --members and --heldout, or with --images and --split")
     config = _config(args, output=args.run)
     denoiser = _open_model(args, shared_cache(args.run))
     images, halves = open_as_given(config, denoiser)
-    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
-        config.options.say(f"warning: {warning}")
+    begin(config, denoiser, images)
     if args.tune:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)
@@ -119,6 +126,11 @@ def _score(args: argparse.Namespace) -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
+    """choose each attack's setting on the calibration half and freeze it; needs no model
+
+    example:
+      dime-jax calibrate out/run
+    """
     from dime_jax.findings import wording
     from dime_jax.protocol import stages
 
@@ -131,12 +143,18 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    """measure the frozen attacks on the test half; needs no model
+
+    examples:
+      dime-jax evaluate out/run
+      dime-jax evaluate out/run --json --fail-if "dime@11.auc.low > 0.6"
+    """
     from dime_jax.findings import wording
     from dime_jax.protocol import stages
     from dime_jax.report import tables
 
     if (args.run / "audit.json").is_file():
-        raise ValueError(f"{args.run} is an audit: expected dime-jax report {args.run}")
+        raise ValueError(f"{args.run} is an audit; use dime-jax report {args.run}")
     _load_attack_module(args)
     results = stages.evaluate_run(args.run)
     if not args.json:
@@ -148,20 +166,25 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    """convert a PyTorch checkpoint or a diffusers folder to a model directory
+
+    example:
+      dime-jax convert --source ckpt.pt --output models/cifar10
+    """
     from dime_jax.loading.conversion import convert
     from dime_jax.loading.model_directory import describe
 
-    print(
-        describe(
-            convert(
-                args.source, args.output, read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
-            )
-        )
-    )
+    options, loras = read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
+    print(describe(convert(args.source, args.output, options, loras)))
     return DONE
 
 
 def _check_model(args: argparse.Namespace) -> int:
+    """check that a model works: its error at several timesteps, and a sheet of samples
+
+    example:
+      dime-jax models check models/cifar10 --images cifar10:DIR --output out/check
+    """
     import jax
     import numpy as np
 
@@ -184,12 +207,15 @@ def _check_model(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from dime_jax.remote import serve
-    from dime_jax.remote.options import NO_REMOTE_OPTIONS
+    """host a model over the Open Inference Protocol (KServe v2), for clients that may query it without its weights
 
-    settings = serve.ServeOptions(args.host, args.port, args.token_env, args.max_batch, args.rate)
-    args = argparse.Namespace(**{**vars(args), **dataclasses.asdict(NO_REMOTE_OPTIONS)})
-    return serve.serve_until_stopped(_open_model(args, args.cache), settings, args.name)
+    example:
+      dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN
+    """
+    from dime_jax.remote import serve
+
+    settings = read_options(args, ServeOptions)
+    return serve.serve_until_stopped(_open_model(args, args.cache, RemoteOptions()), settings, args.name)
 
 
 # --------------------------------------------------------------------------------------------------- what is printed
@@ -231,11 +257,13 @@ def _console() -> "rich.console.Console":
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
-def _open_model(args: argparse.Namespace, cache: pathlib.Path | None) -> "Denoiser":
+def _open_model(
+    args: argparse.Namespace, cache: pathlib.Path | None, remote: RemoteOptions | None = None
+) -> "Denoiser":
     from dime_jax.loading.opening import open_model
 
     options = vars(read_options(args, ConversionOptions)) | vars(read_options(args, UseOptions))
-    model = open_model(args.model, cache=cache, remote=remote_options(args), **options)
+    model = open_model(args.model, cache=cache, remote=remote or read_options(args, RemoteOptions), **options)
     print(model.describe(), file=sys.stderr)
     return model.denoiser
 
@@ -251,14 +279,14 @@ def _config(args: argparse.Namespace, **others: str) -> "AuditConfig":
     """The options as fields of `AuditConfig`, which have the same names, and others besides."""
     from dime_jax.auditing import AuditConfig
 
-    named = [field.name for field in dataclasses.fields(AuditConfig) if hasattr(args, field.name)]
-    settings = {name: getattr(args, name) for name in named} | others
-    return AuditConfig(
-        **settings,
+    return read_options(
+        args,
+        AuditConfig,
         options=_options(args),
         conversion=read_options(args, ConversionOptions),
         use=read_options(args, UseOptions),
-        remote=remote_options(args),
+        remote=read_options(args, RemoteOptions),
+        **others,
     )
 
 
@@ -267,20 +295,22 @@ def _options(args: argparse.Namespace) -> "ScoringOptions":
     from dime_jax.scoring.query_ledger import Budget
 
     budget = Budget(args.max_queries, args.max_queries_per_image)
-    return scoring.ScoringOptions(micro_batch=args.micro_batch, budget=budget, silent=getattr(args, "quiet", False))
+    return scoring.ScoringOptions(micro_batch=args.micro_batch, budget=budget, silent=args.quiet)
 
 
 # ---------------------------------------------------------------------------------------------------------- the parser
 
-_CAPTIONS_HELP = "for text-to-image models: ask with each image's own caption, or with none (default: own)"
-_NO_CACHE_HELP = "keep no compiled programs on disk, and use none (also: DIME_JAX_CACHE=off)"
-_DEBUG_HELP = "show where an error comes from"
+_NO_CACHE_HELP = "neither use nor store compiled programs on disk (as does DIME_JAX_CACHE=off)"
+_DEBUG_HELP = "show the traceback of an error"
+_MODEL_HELP = "the model, named as in `dime-jax audit`"
+_RUN: dict[str, Any] = {"type": pathlib.Path, "metavar": "DIR", "help": "the directory of the run"}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = Parser(
         prog="dime-jax",
+        usage="%(prog)s COMMAND [options]",
         description="Which images was a diffusion model trained on?",
         epilog="example: dime-jax audit    (audits the model that ships with the package)",
     )
@@ -288,314 +318,155 @@ def build_parser() -> argparse.ArgumentParser:
     shtab.add_argument_to(parser, "--print_completion", help="print a completion script for your shell")
     parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
     parser.add_argument("--no_cache", action="store_true", help=_NO_CACHE_HELP)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_audit(commands)
-    _add_compare(commands)
-    _add_stages(commands)
-    _add_report(commands)
-    _add_convert(commands)
-    _add_models(commands)
-    _add_serve(commands)
-    _complete_paths(parser)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="dime-jax")
+    _add_audit(subparsers)
+    _add_compare(subparsers)
+    _add_stages(subparsers)
+    _add_report(subparsers)
+    _add_convert(subparsers)
+    _add_models(subparsers)
+    _add_serve(subparsers)
+    for subparser in commands(parser).values():
+        for action in subparser._actions:
+            if action.metavar in _PATHS:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
     return parser
 
 
-def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
+def commands(parser: argparse.ArgumentParser | None = None, above: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of every command, by its name as it is typed."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in (parser or build_parser())._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                _complete_paths(subparser)
-        elif action.dest in _PATHS:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
+            for name, subparser in action.choices.items():
+                found |= commands(subparser, f"{above}{name} ") or {above + name: subparser}
+    return found
 
 
 def _add_audit(commands: _Commands) -> None:
-    audit = _add(
-        commands,
-        "audit",
-        _audit,
-        "find out which images a model was trained on, and how sure that is",
-        "dime-jax audit",
-        "dime-jax audit --model ckpt.pt --members a/ --heldout b/ --candidates c/ --output out/mine",
-        "dime-jax audit --model ckpt.pt --images cifar10:DIR --split CIFAR10_train_ratio0.5.npz --output out/cifar10",
-        "dime-jax audit --model ckpt.pt --heldout b/ --candidates mine/ --groups owners.csv   (no members known)",
-        'dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"',
-    )
-    audit.add_argument(
-        "--output", type=pathlib.Path, default="out/audit", help="where the audit goes (default: %(default)s)"
-    )
-    audit.add_argument(
-        "--model",
-        default="digits",
-        help="a shipped model, a model directory, a checkpoint, a diffusers folder, or http(s)://HOST/v2/models/NAME "
-        "(default: %(default)s)",
-    )
-    audit.add_argument("--members", help="images the model was trained on: a folder, or KIND:PLACE")
-    audit.add_argument("--heldout", help="images like them that it never saw")
-    audit.add_argument("--images", help="with --split: the images that the split's indices refer to")
-    audit.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
-    audit.add_argument(
-        "--variations",
-        action="store_true",
-        help="ask about each candidate also mirrored, cropped and encoded again, in case such a variation was used; "
-        "8 times the queries for candidates",
-    )
-    audit.add_argument(
-        "--randomised", action="store_true", help="say that a coin decided, before training, who became a member"
-    )
-    audit.add_argument("--delta", type=float, default=0.0, help="δ for the lower bound on ε (default: 0)")
-    add_conversion_arguments(audit)
-    add_use_arguments(audit)
-    add_remote_arguments(audit)
-    _add_evidence_arguments(audit)
-    _add_output_arguments(audit)
+    audit = _add(commands, "audit", _audit)
+    add_options(audit, AuditOptions)
+    add_options(audit, OutputOption, output="out/audit")
+    _add_model_options(audit)
+    _add_query_options(audit)
+    _add_output_options(audit)
 
 
 def _add_compare(commands: _Commands) -> None:
-    compare = _add(
-        commands,
-        "compare",
-        _compare,
-        "check a deletion: put the same images to the model before and after it",
-        "dime-jax compare --before m1/ --after m2/ --candidates deleted/ --heldout b/ --output out/deletion",
-    )
+    compare = _add(commands, "compare", _compare, "--before MODEL --after MODEL [options]")
     compare.add_argument(
-        "--output", type=pathlib.Path, default="out/compare", help="where the comparison goes (default: %(default)s)"
+        "--before", required=True, metavar="MODEL", help="the model before the deletion, named as in `audit`"
     )
-    compare.add_argument("--before", required=True, help="the model before the deletion, named as in `audit --model`")
-    compare.add_argument("--after", required=True, help="the model after it")
-    compare.add_argument("--members", help="images both models were trained on, to calibrate with")
-    compare.add_argument("--heldout", help="images like them that neither model saw")
-    add_conversion_arguments(compare)
-    add_use_arguments(compare)
-    add_remote_arguments(compare)
-    _add_evidence_arguments(compare)
-    _add_output_arguments(compare)
+    compare.add_argument("--after", required=True, metavar="MODEL", help="the model after the deletion")
+    add_options(compare, AuditOptions, AuditOptions.__dataclass_fields__.keys() - _NOT_COMPARED)
+    add_options(compare, OutputOption, output="out/compare")
+    _add_model_options(compare)
+    _add_query_options(compare)
+    _add_output_options(compare)
 
 
 def _add_stages(commands: _Commands) -> None:
-    score = _add(
-        commands,
-        "score",
-        _score,
-        "run every attack on one half of the images, or finish an interrupted run",
-        "dime-jax score out/run --model models/mine --members a/ --heldout b/ --half calibration",
-    )
-    score.add_argument("run", type=pathlib.Path, help="the run's directory")
-    score.add_argument("--model", required=True, help="the model, named as in `audit --model`")
-    score.add_argument("--members", help="images the model was trained on: a folder, or KIND:PLACE")
-    score.add_argument("--heldout", help="images like them that it never saw")
-    score.add_argument("--images", help="with --split: the images that the split's indices refer to")
-    score.add_argument("--split", help="a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout")
-    score.add_argument(
-        "--half",
-        choices=["calibration", "test"],
-        default="calibration",
-        help="which half to score (default: %(default)s)",
-    )
-    score.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
-    score.add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
-    add_conversion_arguments(score)
-    add_use_arguments(score)
-    add_remote_arguments(score)
-    _add_grid_arguments(score)
-    _add_query_arguments(score)
-
-    calibrate = _add(
-        commands,
-        "calibrate",
-        _calibrate,
-        "choose each attack's setting on the calibration half and freeze it; needs no model",
-        "dime-jax calibrate out/run",
-    )
-    calibrate.add_argument("run", type=pathlib.Path, help="the run's directory")
-    _add_attack_module(calibrate)
-
-    evaluate = _add(
-        commands,
-        "evaluate",
-        _evaluate,
-        "measure the frozen attacks on the test half; needs no model",
-        "dime-jax evaluate out/run",
-        'dime-jax evaluate out/run --json --fail-if "dime@11.auc.low > 0.6"',
-    )
-    evaluate.add_argument("run", type=pathlib.Path, help="the run's directory")
-    _add_attack_module(evaluate)
-    _add_output_arguments(evaluate)
+    score = _add(commands, "score", _score, "DIR --model MODEL [options]")
+    score.add_argument("run", **_RUN)
+    add_options(score, AuditOptions, AuditOptions.__dataclass_fields__.keys() - _NOT_SCORED, model=REQUIRED)
+    half = "the half to score (default: %(default)s)"
+    score.add_argument("--half", choices=["calibration", "test"], default="calibration", help=half)
+    under(score, COST).add_argument("--tune", action="store_true", help="find the fastest micro-batch first")
+    _add_model_options(score)
+    _add_query_options(score)
+    calibrate = _add(commands, "calibrate", _calibrate, "DIR [options]")
+    calibrate.add_argument("run", **_RUN)
+    add_options(calibrate, AuditOptions, ["attack_module"])
+    evaluate = _add(commands, "evaluate", _evaluate, "DIR [options]")
+    evaluate.add_argument("run", **_RUN)
+    add_options(evaluate, AuditOptions, ["attack_module"])
+    _add_output_options(evaluate)
 
 
 def _add_report(commands: _Commands) -> None:
-    report = _add(
-        commands,
-        "report",
-        _report,
-        "write the results and the page of an audit or a comparison again; needs no model",
-        "dime-jax report out/audit",
-    )
-    report.add_argument("audit", type=pathlib.Path, help="the directory of the audit or the comparison")
-    _add_attack_module(report)
-    _add_output_arguments(report)
+    report = _add(commands, "report", _report, "DIR [options]")
+    report.add_argument("audit", type=pathlib.Path, metavar="DIR", help="the directory of the audit or the comparison")
+    add_options(report, AuditOptions, ["attack_module"])
+    _add_output_options(report)
 
 
 def _add_convert(commands: _Commands) -> None:
-    convert = _add(
-        commands,
-        "convert",
-        _convert,
-        "turn a PyTorch checkpoint or a diffusers folder into a model directory",
-        "dime-jax convert --source ckpt.pt --output models/cifar10",
-    )
-    convert.add_argument(
-        "--source", required=True, help="a checkpoint file (.pt, .ckpt, .safetensors) or a diffusers folder"
-    )
-    convert.add_argument("--output", required=True, help="the model directory to write; must not exist yet")
-    add_conversion_arguments(convert)
-    add_use_arguments(convert, only="lora")
+    convert = _add(commands, "convert", _convert, "--source FILE --output DIR [options]")
+    source = "a checkpoint (.pt, .ckpt, .safetensors) or a diffusers folder"
+    convert.add_argument("--source", required=True, metavar="FILE", help=source)
+    output = "the model directory to write; it must not exist yet"
+    convert.add_argument("--output", required=True, metavar="DIR", help=output)
+    add_options(convert, ConversionOptions)
+    add_options(convert, UseOptions, ["lora", "lora_scale"])
 
 
 def _add_models(commands: _Commands) -> None:
-    models = commands.add_parser("models", help="look at a model", epilog="example: dime-jax models check -h")
+    models = commands.add_parser("models", help="inspect a model", epilog="example: dime-jax models check -h")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = _add(
-        actions,
-        "check",
-        _check_model,
-        "see whether a model works: its error over timesteps, and a sheet of samples",
-        "dime-jax models check models/cifar10 --images cifar10:DIR --output out/check",
-    )
-    check.add_argument("model", help="the model, named as in `audit --model`")
-    check.add_argument(
-        "--images", required=True, help="a few images of the kind it was trained on: a folder, or KIND:PLACE"
-    )
-    check.add_argument("--output", type=pathlib.Path, required=True, help="where check.json and samples.png go")
-    check.add_argument("--count", type=int, default=16, help="how many images to use (default: 16)")
-    add_conversion_arguments(check)
-    add_use_arguments(check)
-    add_remote_arguments(check)
+    check = _add(actions, "check", _check_model, "MODEL --images IMAGES --output DIR [options]")
+    check.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    images, output = "a few images of the kind it was trained on", "where to write check.json and samples.png"
+    check.add_argument("--images", required=True, metavar="IMAGES", help=images)
+    check.add_argument("--output", required=True, metavar="DIR", type=pathlib.Path, help=output)
+    check.add_argument("--count", type=int, default=16, metavar="N", help="use N images (default: 16)")
+    _add_model_options(check)
 
 
 def _add_serve(commands: _Commands) -> None:
-    serve = _add(
-        commands,
-        "serve",
-        _serve,
-        "host a model over the Open Inference Protocol (KServe v2), for clients that may query it without its weights",
-        "dime-jax serve models/mine --port 8000 --token-env AUDIT_TOKEN",
-    )
-    serve.add_argument("model", help="the model, named as in `audit --model`")
-    serve.add_argument("--name", help="the model's name in its URL (default: its own name)")
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine)"
-    )
-    serve.add_argument("--port", type=int, default=8000, help="the port; 0 takes a free one (default: %(default)s)")
-    serve.add_argument(
-        "--token_env",
-        metavar="NAME",
-        help="the environment variable that holds the token clients must send",
-    )
-    serve.add_argument(
-        "--max_batch", type=int, default=64, help="the most images in one request (default: %(default)s)"
-    )
-    serve.add_argument("--rate", type=float, metavar="N", help="answer at most N queries per second")
-    serve.add_argument(
-        "--cache",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="where converted checkpoints are kept (default: your cache directory)",
-    )
-    add_conversion_arguments(serve)
-    add_use_arguments(serve)
+    serve = _add(commands, "serve", _serve, "MODEL [options]")
+    serve.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    serve.add_argument("--name", help="the name of the model in its URL (default: its own name)")
+    add_options(serve, ServeOptions, port=8000)
+    cache = "where to store converted checkpoints (default: your cache directory)"
+    serve.add_argument("--cache", type=pathlib.Path, metavar="DIR", help=cache)
+    add_options(serve, ConversionOptions)
+    add_options(serve, UseOptions)
 
 
-def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `audit` and `compare` share."""
-    parser.add_argument("--candidates", help="the images in question")
-    parser.add_argument("--labels", help="for class-conditional models: a CSV file with lines id,label")
-    parser.add_argument("--captions", choices=["own", "none"], help=_CAPTIONS_HELP)
-    parser.add_argument(
-        "--groups", help="a CSV file with lines id,group: images of one owner or one shoot are resampled together"
-    )
-    parser.add_argument("--level", type=float, default=0.05, help="the false discovery rate to allow (default: 0.05)")
-    parser.add_argument(
-        "--decide_with",
-        metavar="ATTACK@QUERIES",
-        help="the attack that decides (default: the best on the calibration half)",
-    )
-    parser.add_argument(
-        "--timestep", type=int, default=70, help="the timestep at which DIME asks if no members are known (default: 70)"
-    )
-    parser.add_argument(
-        "--gamma", type=float, default=0.1, help="the size of DIME's step if no members are known (default: 0.1)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    _add_grid_arguments(parser)
-    _add_query_arguments(parser)
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    for record in (ConversionOptions, UseOptions, RemoteOptions):
+        add_options(parser, record)
 
 
-def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--attacks", nargs="+", metavar="ATTACK", help="which attacks to run (default: all)")
-    _add_attack_module(parser)
-    parser.add_argument(
-        "--profile",
-        choices=["light", "quick", "paper"],
-        default="quick",
-        help="how many settings and images to use: light is for slow models (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--queries",
-        nargs="+",
-        type=int,
-        metavar="N",
-        help="ask at most N queries per image: each attack runs at its largest tier that costs no more, and what costs "
-        "more than the largest N is left out (default: as the profile says)",
-    )
-    parser.add_argument(
-        "--calibration_size",
-        type=int,
-        help="use at most this many members, and as many held-out images, to choose settings",
-    )
-    parser.add_argument("--test_size", type=int, help="test at most this many members, and as many held-out images")
-    parser.add_argument("--seed", type=int, default=0, help="seed for halves and random draws (default: 0)")
+def _add_query_options(parser: argparse.ArgumentParser) -> None:
+    cost, at_most = under(parser, COST), "never make more than N queries in all, resumed runs included"
+    cost.add_argument("--micro_batch", type=int, metavar="N", help="send N images to each device at a time")
+    cost.add_argument("--max_queries", type=int, metavar="N", help=at_most)
+    cost.add_argument("--max_queries_per_image", type=int, metavar="N", help="the same limit for each image")
+    under(parser, _OUTPUT).add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _add_attack_module(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--attack_module",
-        metavar="FILE.py",
-        help="a Python file of yours that registers attacks; it is run, so name only one that you trust",
-    )
-
-
-def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--micro_batch", type=int, help="images per device in one call")
-    parser.add_argument("--max_queries", type=int, help="never make more queries than this, restarts included")
-    parser.add_argument("--max_queries_per_image", type=int, help="the same limit for each image")
-
-
-def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
-    parser.add_argument(
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    output = under(parser, _OUTPUT)
+    output.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
+    output.add_argument(
         "--fail_if",
         action="append",
         default=[],
         metavar="CONDITION",
         help="exit with code 1 if the results meet this condition, such as 'dime@11.auc.low > 0.6', and with 2 if the "
-        "model is no denoiser; may be given more than once",
+        "model does not predict noise; may be given more than once",
     )
 
 
-def _add(commands: _Commands, name: str, run: Callable[..., int], what: str, *examples: str) -> argparse.ArgumentParser:
-    title = "example:" if len(examples) == 1 else "examples:"
+def _add(commands: _Commands, name: str, run: Callable[..., int], usage: str = "[options]") -> argparse.ArgumentParser:
+    """Add a command, whose help begins with the docstring of the function that runs it."""
+    text = inspect.getdoc(run) or name
     parser = commands.add_parser(
         name,
-        help=what,
-        description=what,
-        epilog="\n  ".join([title, *examples]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"%(prog)s {usage}",
+        help=text.partition("\n")[0],
+        description=text,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
+        add_help=False,
     )
+    for heading in _HEADINGS:
+        parser.add_argument_group(heading)
+    output = under(parser, _OUTPUT)
+    output.add_argument("-h", "--help", action="help", help="show this help and exit")
     # Also after the command; without a default here, which would undo the one before it.
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
-    parser.add_argument("--no_cache", action="store_true", default=argparse.SUPPRESS, help=_NO_CACHE_HELP)
+    output.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
+    output.add_argument("--no_cache", action="store_true", default=argparse.SUPPRESS, help=_NO_CACHE_HELP)
     parser.set_defaults(command_function=run)
     return parser
 
@@ -618,7 +489,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             use_compilation_cache(lambda line: print(f"dime-jax: {line}", file=sys.stderr))
         return args.command_function(args)
     except KeyboardInterrupt:
-        print("dime-jax: interrupted; the same command again continues", file=sys.stderr)
+        print("dime-jax: interrupted; re-run the same command to resume", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # a model may fail with any
         if args.debug:

@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import types
-from collections.abc import Callable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -40,15 +39,21 @@ _CAPTIONS = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what was made for the site."""
-    for name, path in PAGES.items():
-        files.append(File.generated(config, name, content=(ROOT / path).read_text(encoding="utf-8")))
-    for figure in _made(FIGURES, lambda path: sorted(path.glob("*.svg"))):
-        files.append(File.generated(config, f"figures/{figure.name}", content=figure.read_bytes()))
-    for report in _made(REPORT, lambda path: [path] if path.is_file() else []):
-        files.append(File.generated(config, "example_report.html", content=report.read_bytes()))
-    files.append(File.generated(config, "figures.md", content=_figures_page()))
-    files.append(File.generated(config, "five_minutes.md", content=_notebook_page()))
-    files.append(File.generated(config, "api.md", content=api_page()))
+    figures = sorted(FIGURES.glob("*.svg"))
+    for path in (*figures, REPORT, NOTEBOOK) if figures else (FIGURES,):
+        if not path.is_file():
+            raise PluginError(f"nothing at {path.relative_to(ROOT)}: build the site with `make docs`")
+    contents: dict[str, str | bytes] = {
+        **{name: (ROOT / path).read_text(encoding="utf-8") for name, path in PAGES.items()},
+        **{f"figures/{figure.name}": figure.read_bytes() for figure in figures},
+        "example_report.html": REPORT.read_bytes(),
+        "figures.md": _figures_page(),
+        "five_minutes.md": _notebook_page(),
+        "api.md": api_page(),
+        "options.md": options_page(),
+    }
+    for name, content in contents.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
@@ -57,13 +62,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for pattern, replacement in _LINKS:
         markdown = re.sub(pattern, replacement, markdown)
     return markdown
-
-
-def _made(path: pathlib.Path, find: Callable[[pathlib.Path], list[pathlib.Path]]) -> list[pathlib.Path]:
-    found = find(path)
-    if not found:
-        raise PluginError(f"nothing at {path.relative_to(ROOT)}: build the site with `make docs`")
-    return found
 
 
 def _figures_page() -> str:
@@ -76,8 +74,7 @@ def _figures_page() -> str:
 
 def _notebook_page() -> str:
     """The executed notebook: its text, its code, what it printed, and its pictures."""
-    (file,) = _made(NOTEBOOK, lambda path: [path] if path.is_file() else [])
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(cell["source"]) if cell["cell_type"] == "markdown" else _code(cell) for cell in cells)
 
 
@@ -86,12 +83,29 @@ def _code(cell: dict) -> str:
     for output in cell["outputs"]:
         data = output.get("data", {})
         if "image/png" in data:
-            parts.append(
-                f'<img alt="What the cell above drew" src="data:image/png;base64,{data["image/png"].strip()}">'
-            )
+            picture = data["image/png"].strip()
+            parts.append(f'<img alt="What the cell above drew" src="data:image/png;base64,{picture}">')
         elif output.get("text") or "text/plain" in data:
             parts.append(f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts)
+
+
+def options_page() -> str:
+    """Every command with its options, from the parser that reads them."""
+    from dime_jax import cli
+
+    lines = ["# Options", "", "As `dime-jax COMMAND --help` shows them. `--flag-name` and `--flag_name` are the same."]
+    lines += ["In Python, those of `audit` are arguments of `dj.AuditConfig`."]
+    for command, parser in cli.commands().items():
+        lines += ["", f"## {command}", "", (parser.description or "").partition("\n")[0].capitalize() + "."]
+        for group in parser._action_groups:
+            rows = [action for action in group._group_actions if action.dest != "help"]
+            lines += ["", f"| {group.title} | |", "|---|---|"] if rows else []
+            for action in rows:
+                name = "/".join(action.option_strings) or action.metavar
+                text = (action.help or "") % {"default": action.default}
+                lines.append(f"| `{name}` | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
 
 
 def api_page() -> str:
@@ -99,15 +113,9 @@ def api_page() -> str:
     import dime_jax
 
     modules = [one for one in map(dime_jax.__getattr__, dime_jax.__all__) if inspect.ismodule(one)]
-    lines = [
-        "# API reference",
-        "",
-        "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics`, …",
-        "Lower scores mean member, for every statistic, everywhere.",
-        "",
-        "## dime_jax",
-        "",
-    ]
+    names = "`import dime_jax as dj`; the first names are attributes of `dj`, the others of `dj.data`, `dj.metrics`, …"
+    scores = "Lower scores mean member, for every statistic, everywhere."
+    lines = ["# API reference", "", names, scores, "", "## dime_jax", ""]
     top = _defined(dime_jax, set())
     lines += [f"::: {path}" for path in top]
     for module in modules:

@@ -4,7 +4,7 @@
 
     WORKDIR/model     the model directory from `experiments.train`; model-HASH, one converted from a checkpoint
     WORKDIR/attack    the run (see `dime_jax.protocol`); config.json, from which `experiments.tables` repeats it;
-                      without_model.json, what the images show without the model
+                      images_alone.json, what the images show without the model
 
 An interrupted run continues when it is started again. For several hosts see `experiments.launch`.
 """
@@ -36,7 +36,7 @@ from dime_jax.scoring import planning
 from dime_jax.scoring.query_ledger import Budget
 from experiments import generated, without_model
 from experiments.launch import launch
-from experiments.study_data import Study, generated_directory, open_study, transform_of
+from experiments.study_data import Study, generated_directory, open_study
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
@@ -81,10 +81,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
     if not model.exists():
         raise ValueError(f"no model in {model}: run experiments.train with the same config and workdir first")
     metadata, recipe = model_directory.read_spec_file(model)["metadata"], training.TrainingRecipe(**config.train.recipe)
-    images = {
-        "count": len(study.split.member),
-        "fingerprint": data.fingerprint(study.source, study.split.member),
-    }
+    images = {"count": len(study.split.member), "fingerprint": data.fingerprint(study.source, study.split.member)}
     for name, now in (("images", images), ("recipe", recipe.identity()), ("steps", recipe.steps)):
         if metadata.get(name) != now:
             raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
@@ -98,7 +95,7 @@ def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path,
         return file, {"model_flags": flags if flags.is_file() else None}
     attack = config.attack
     if not attack.checkpoint:
-        raise ValueError("expected a checkpoint to convert: give --config.attack.checkpoint=FILE")
+        raise ValueError("config.attack.checkpoint must be set: --config.attack.checkpoint=FILE")
     return pathlib.Path(attack.checkpoint), {"model_flags": attack.model_flags or None}
 
 
@@ -115,7 +112,7 @@ def jobs_of(attack: ConfigDict) -> list[planning.Job]:
 def without_places(config: ConfigDict) -> JsonObject:
     """The config's values for the record: files by their names and sources by their kinds, not where they lie here.
 
-    What they held is told by the fingerprints in the score tables.
+    The fingerprints in the score tables identify their contents.
     """
     values = json.loads(config.to_json())
     for name in (*SOURCES, *FILES):
@@ -129,17 +126,10 @@ def without_places(config: ConfigDict) -> JsonObject:
 
 def halves_of(config: ConfigDict, study: Study) -> data.Halves:
     """Who chooses the settings, and who is tested."""
-    attack = config.attack
-    return data.halves(
-        study.split,
-        study.source.ids,
-        mode=attack.halves,
-        seed=config.seed,
-        groups=study.source.identities if attack.halves == "by_id" else None,
-        calibration_size=attack.calibration_size,
-        test_size=attack.test_size,
-        calibration_share=attack.calibration_share,
-    )
+    mode = config.attack.halves
+    groups = study.source.identities if mode == "by_id" else None
+    sizes = {name: config.attack[name] for name in ("calibration_size", "test_size", "calibration_share")}
+    return data.halves(study.split, study.source.ids, mode=mode, seed=config.seed, groups=groups, **sizes)
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
@@ -155,12 +145,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
-    if not attack.transform:
+    if attack.transform:
+        transform = data.get_transform(attack.transform, denoiser.image_shape)
+    else:  # the source's own
         study = study._replace(source=own_transforms(study.source, denoiser.image_shape))
-    transform = transform_of(config, study.source, denoiser.image_shape)
-    options = scoring.ScoringOptions(
-        micro_batch=attack.micro_batch, budget=Budget(attack.max_queries, attack.max_queries_per_image)
-    )
+        transform = data.transform_for(study.source, denoiser.image_shape)
+    budget = Budget(attack.max_queries, attack.max_queries_per_image)
+    options = scoring.ScoringOptions(micro_batch=attack.micro_batch, budget=budget)
     halves, looked = halves_of(config, study), list[without_model.Looked]()
     seed = config.seed if attack.seed is None else attack.seed
 
@@ -169,13 +160,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
             looked.append(without_model.look(study.source, halves, transform, config.seed))
 
     def record() -> None:
-        for found in looked:
-            without_model.write(directory, found.alone)
+        for alone, _ in looked:
+            without_model.write(directory, alone)
         made_from = {"file": config_file, "config": without_places(config)}
         files.write_atomically(directory / CONFIG_FILE, (json.dumps(made_from, indent=1) + "\n").encode())
 
     on_first_process(look)
-    groups = looked[0].groups if looked else None
+    groups = looked[0][1] if looked else None
     stages.begin(directory, jobs, halves, seed, groups=groups)
     on_first_process(record)
     # That the model is no denoiser is only recorded: the networks of :smoke are random.
@@ -200,7 +191,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
-    results = run(config, workdir, config_file)
+    print_results(run(config, workdir, config_file))
+
+
+def print_results(results: StudyFindings) -> None:
+    """Print the table, and what the images show without the model, in the first process."""
     if jax.process_index() == 0:
         tables.print_results(results, rich.console.Console())
         print(f"Without the model: {without_model.describe(results)}.")

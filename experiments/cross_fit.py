@@ -10,26 +10,35 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax.evidence import metrics
-from dime_jax.protocol import calibration
+from dime_jax.protocol import calibration, stages
 from dime_jax.scoring import planning, score_table
-from experiments.runs import CalibrationHalf
+from experiments.runs import Run
 
 
 class Parts(NamedTuple):
-    """A calibration half cut in two: who is a member, and who is in the first part, both [n]."""
+    """A calibration half cut in two.
+
+    Attributes:
+      table: the terms of every image at every setting of every attack in `jobs`.
+      member: which images of the table are members [n].
+      first: which of them are in the first part [n].
+      jobs: every attack at every setting that was asked for.
+    """
 
     table: score_table.ScoreTable
     member: np.ndarray
     first: np.ndarray
+    jobs: Sequence[planning.Job]
 
 
-def cut(half: CalibrationHalf, seed: int) -> Parts:
-    """Both sides of the half in two equal parts, drawn by a seed."""
-    rng = np.random.default_rng(seed)
-    first = np.zeros(len(half.member), bool)
-    for side in (half.member, ~half.member):
+def cut(run: Run) -> Parts:
+    """Read the calibration half of a run, and cut both of its sides into two equal parts, drawn by the run's seed."""
+    table = score_table.read_table(run.directory / "calibration")
+    member, rng = np.isin(table.index, run.halves.calibration.member), np.random.default_rng(run.results.seed)
+    first = np.zeros(len(member), bool)
+    for side in (member, ~member):
         first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
-    return Parts(half.table, half.member, first)
+    return Parts(table, member, first, stages.read_jobs(run.directory))
 
 
 def scores(parts: Parts, jobs: Sequence[planning.Job]) -> np.ndarray:

@@ -15,7 +15,6 @@ import pathlib
 import time
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 from ml_collections.config_dict import ConfigDict
@@ -30,31 +29,21 @@ from experiments.study_data import open_study
 from experiments.train import add_split_and_log, model_spec, training_options
 
 
-class Arm(NamedTuple):
-    """One training of the study; epsilon is None without privacy."""
-
-    name: str
-    epsilon: float | None
-    config: ConfigDict
-
-
-def arms(config: ConfigDict) -> list[Arm]:
-    """The arms of a study, each with its own config: vanilla first, then as `config.dp.epsilons` lists them.
+def arms(config: ConfigDict) -> dict[str, ConfigDict]:
+    """The configs of a study's arms by name: vanilla first, then as `config.dp.epsilons` lists them.
 
     Every arm is attacked with noises and probes of its own, so that the luck of one draw is not read as an effect that
     all arms share.
     """
     validate.check_choice(config.dp.vanilla.batches, ("poisson", "shuffled"), "config.dp.vanilla.batches")
-    vanilla = _arm(config, "vanilla", None)
-    vanilla.config.train.recipe.update(config.dp.vanilla.recipe)
-    return [vanilla, *(_arm(config, f"epsilon_{epsilon:g}", float(epsilon)) for epsilon in config.dp.epsilons)]
-
-
-def _arm(config: ConfigDict, name: str, epsilon: float | None) -> Arm:
-    one = config.copy_and_resolve_references()
-    one.dp.epsilon = epsilon
-    one.attack.seed = draw_seed(config.seed, name)
-    return Arm(name, epsilon, one)
+    found = {}
+    for epsilon in (None, *config.dp.epsilons):
+        name = "vanilla" if epsilon is None else f"epsilon_{epsilon:g}"
+        found[name] = config.copy_and_resolve_references()
+        found[name].dp.epsilon = None if epsilon is None else float(epsilon)
+        found[name].attack.seed = draw_seed(config.seed, name)
+    found["vanilla"].train.recipe.update(config.dp.vanilla.recipe)
+    return found
 
 
 def draw_seed(seed: int, arm: str) -> int:
@@ -62,14 +51,14 @@ def draw_seed(seed: int, arm: str) -> int:
     return zlib.crc32(f"{seed} {arm}".encode()) >> 1  # below 2³¹, as JAX takes them everywhere
 
 
-def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
+def train_arm(config: ConfigDict, workdir: pathlib.Path) -> pathlib.Path:
     """Train an arm, or finish its training; returns the model directory."""
-    section, budget = arm.config.train, arm.config.dp
-    study = open_study(arm.config, workdir)
-    spec, recipe, members = model_spec(arm.config), training.TrainingRecipe(**section.recipe), study.split.member
+    section, budget = config.train, config.dp
+    study = open_study(config, workdir)
+    spec, recipe, members = model_spec(config), training.TrainingRecipe(**section.recipe), study.split.member
     options = training_options(section)
-    if arm.epsilon is not None:
-        privacy = dp.Privacy(epsilon=arm.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
+    if budget.epsilon is not None:
+        privacy = dp.Privacy(epsilon=budget.epsilon, steps=budget.steps, delta=budget.delta, clip_norm=budget.clip_norm)
         model = dp.train_privately(
             workdir, spec, study.source, members, recipe, privacy, microbatch=budget.microbatch, options=options
         )
@@ -84,10 +73,10 @@ def train_arm(arm: Arm, workdir: pathlib.Path) -> pathlib.Path:
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> dp_table.DpTable:
     """Run or finish the study; returns the table, which is also in WORKDIR/dp_table.md."""
     workdir = pathlib.Path(workdir)
-    for arm in arms(config):
-        directory = workdir / arm.name
+    for name, arm in arms(config).items():
+        directory = workdir / name
         _timed(directory, "train", train_arm, arm, directory)
-        _timed(directory, "attack", attack.run, arm.config, directory, config_file)
+        _timed(directory, "attack", attack.run, arm, directory, config_file)
     table = dp_table.read_table(workdir)
     on_first_process(lambda: files.write_atomically(workdir / "dp_table.md", dp_table.to_section([table]).encode()))
     return table

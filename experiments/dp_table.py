@@ -84,14 +84,12 @@ class ArmCheck(NamedTuple):
       above: titles of rows whose measured TPR at 1 % FPR is above what ε allows at the measured FPR. By chance, that
         happens to guarantees that hold.
       refuting: titles of rows whose lower bound on ε is above ε; some row would be with probability 5 % at most.
-      bound: the lower bound on ε from the attack that was best on the calibration half, at 95 %.
       allowed_auc: the largest AUC that the guarantee allows.
       allowed_tpr: the largest TPR that it allows at 1 % FPR.
     """
 
     above: tuple[str, ...]
     refuting: tuple[str, ...]
-    bound: EpsilonBound
     allowed_auc: float
     allowed_tpr: float
 
@@ -147,10 +145,12 @@ def read_table(workdir: str | os.PathLike[str]) -> DpTable:
     vanilla = [arm for arm in found if arm.epsilon is None]
     private = sorted((arm for arm in found if arm.epsilon is not None), key=lambda arm: arm.epsilon or 0.0)
     if len(vanilla) != 1 or not private:
-        raise ValueError(f"expected one arm without privacy and some with in {workdir}, got {len(found)} finished arms")
+        raise ValueError(
+            f"{workdir} must have one arm without privacy and some with it, got {len(found)} finished arms"
+        )
     for arm in private:
         if not np.array_equal(arm.run.member, vanilla[0].run.member) or _test_images(arm) != _test_images(vanilla[0]):
-            raise ValueError(f"expected all arms in {workdir} to be attacked with the same images: {arm.title} is not")
+            raise ValueError(f"all arms in {workdir} must be attacked with the same images, {arm.title} is not")
     return DpTable(tuple(private), vanilla[0])
 
 
@@ -199,9 +199,8 @@ def check(arm: ArmResult) -> ArmCheck:
     ]
     each = 1 - (1 - CONFIDENCE) / len(run.rows)
     refuting = [row.title for row in run.rows if lower_bound(run, row, delta, each).epsilon > epsilon]
-    bound = lower_bound(run, arm.best, delta)
     allowed_tpr = float(dp_tpr_bound(0.01, epsilon, delta))
-    return ArmCheck(tuple(above), tuple(refuting), bound, allowed_auc(epsilon, delta), allowed_tpr)
+    return ArmCheck(tuple(above), tuple(refuting), allowed_auc(epsilon, delta), allowed_tpr)
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:

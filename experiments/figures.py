@@ -14,10 +14,9 @@ from the ideal denoiser of its own members, which the paper leaves open.
 """
 
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 
-from absl import flags, logging
+from absl import flags
 from matplotlib.figure import Figure
 from ml_collections.config_dict import ConfigDict
 
@@ -62,7 +61,7 @@ def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) 
     test = model_figures.read_half(study, halves.test, shape)
     train = model_figures.read_images(study, study.split.member, shape)
     effect = model_figures.norm_effect(denoiser, calibration, test, section.p, section.norm_timesteps)
-    few = model_figures.SidePair(test.member[: section.gap_images], test.heldout[: section.gap_images])
+    few = test.map(lambda side: side[: section.gap_images])
     gap = model_figures.ideal_gap(denoiser, train, few, section.gap_timesteps, config.seed)
     with figures.style():
         synthetic.save_study(output, "norm_effect", effect, model_figures.draw_norm_effect)
@@ -84,18 +83,13 @@ if __name__ == "__main__":
     _RUNS = flags.DEFINE_list("runs", [], "run directories: W/attack, separated by commas")
     _MODEL = flags.DEFINE_bool("model", False, "only what asks the digits model itself: norm_effect and ideal_gap")
 
-    def _main(argv: list[str]) -> None:
-        del argv
-        logging.set_verbosity(logging.WARNING)
-        try:
-            output = pathlib.Path(_OUTPUT.value)
-            if _MODEL.value:
-                draw_model(digits_figures.get_config(), output, output)
-            elif _RUNS.value:
-                draw_runs([read_run(run) for run in _RUNS.value], output)
-            else:
-                draw_all(output)
-        except ValueError as error:
-            sys.exit(f"error: {error}")
+    def _main() -> None:
+        output = pathlib.Path(_OUTPUT.value)
+        if _MODEL.value:
+            draw_model(digits_figures.get_config(), output, output)
+        elif _RUNS.value:
+            draw_runs([read_run(run) for run in _RUNS.value], output)
+        else:
+            draw_all(output)
 
     run_app(_main)

@@ -3,9 +3,10 @@
 Everything is random: a run on it shows that the pipeline works from the first file to the last table, and nothing else.
 """
 
+import functools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
 from checkpoints_convert import guided, mapping, secmi
-from dime_jax import models
+from dime_jax import data, models
 from dime_jax._util import validate
 from dime_jax.models import DdpmUnetSpec, GuidedUnetSpec
 from experiments import torch_writer
@@ -22,6 +23,7 @@ NUM_IMAGES = 80
 # Labels at which ImageNetV2's folders "0", "1", "2", "10", "11" fall out of step if they are sorted as strings.
 CLASSES = (0, 1, 2, 10, 11)
 IMAGES_PER_CLASS = 8
+_WNIDS = pathlib.Path(data.__file__).with_name("imagenet_wnids.txt")
 CHECKPOINT, MODEL_FLAGS = "checkpoint.pt", "model_flags.json"
 
 _DDPM = DdpmUnetSpec(
@@ -49,7 +51,7 @@ _GUIDED_FLAGS = {
 
 
 def generate(section: ConfigDict, directory: pathlib.Path, seed: int) -> None:
-    """Write what `config.data` describes, and a checkpoint, into `directory`; what is there is kept.
+    """Write what `config.data` describes, and a checkpoint, into `directory`, unless it exists.
 
     Args:
       section: `config.data`.
@@ -112,14 +114,6 @@ def _write_cifar(folder: pathlib.Path, rng: np.random.Generator, files: list[str
         (folder / f"{name}.bin").write_bytes(np.concatenate([labels, planes], axis=1).tobytes())
 
 
-def _write_cifar10(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    _write_cifar(folder, rng, [f"data_batch_{i}" for i in range(1, 6)], 1)
-
-
-def _write_cifar100(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    _write_cifar(folder, rng, ["train"], 2)
-
-
 def _write_stl10u(folder: pathlib.Path, rng: np.random.Generator) -> None:
     """Planes of columns, as MATLAB writes them."""
     folder.mkdir()
@@ -136,29 +130,21 @@ def _write_celeba(folder: pathlib.Path, rng: np.random.Generator) -> None:
     (folder / "list_eval_partition.txt").write_text("".join(f"{name} 0\n" for name in names))
 
 
-def _write_class_folders(folder: pathlib.Path, rng: np.random.Generator, names: list[str]) -> None:
-    for name in names:
+def _write_class_folders(folder: pathlib.Path, rng: np.random.Generator, names: Sequence[object]) -> None:
+    """A folder for each of CLASSES, by the names of all classes."""
+    for name in (str(names[label]) for label in CLASSES):
         (folder / name).mkdir(parents=True)
         for number, pixels in enumerate(_images(rng, IMAGES_PER_CLASS, 40, 48)):
             Image.fromarray(pixels).save(folder / name / f"{number}.JPEG")
 
 
-def _write_imagenet(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    wnids = (pathlib.Path(models.__file__).parents[1] / "data" / "imagenet_wnids.txt").read_text().split()
-    _write_class_folders(folder, rng, [wnids[label] for label in CLASSES])
-
-
-def _write_imagenetv2(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    _write_class_folders(folder, rng, [str(label) for label in CLASSES])
-
-
 _WRITERS: dict[str, Callable[[pathlib.Path, np.random.Generator], None]] = {
-    "cifar10": _write_cifar10,
-    "cifar100": _write_cifar100,
+    "cifar10": functools.partial(_write_cifar, files=[f"data_batch_{i}" for i in range(1, 6)], label_bytes=1),
+    "cifar100": functools.partial(_write_cifar, files=["train"], label_bytes=2),
     "stl10u": _write_stl10u,
     "celeba": _write_celeba,
-    "imagenet": _write_imagenet,
-    "imagenetv2": _write_imagenetv2,
+    "imagenet": functools.partial(_write_class_folders, names=_WNIDS.read_text().split()),
+    "imagenetv2": functools.partial(_write_class_folders, names=range(1000)),
 }
 
 
@@ -183,7 +169,7 @@ def secmi_contents(rng: np.random.Generator, image_size: int) -> dict[str, objec
 def _random_state(
     spec: DdpmUnetSpec | GuidedUnetSpec, naming: mapping.Naming, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    variables = jax.tree.map(
-        lambda leaf: 0.1 * rng.normal(size=leaf.shape).astype(np.float32), models.param_shapes(spec)
-    )
-    return mapping.to_state_dict(variables, mapping.name_table(spec, naming))
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        return 0.1 * rng.normal(size=leaf.shape).astype(np.float32)
+
+    return mapping.to_state_dict(jax.tree.map(draw, models.param_shapes(spec)), mapping.name_table(spec, naming))

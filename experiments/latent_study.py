@@ -7,12 +7,13 @@ WORKDIR/members/, heldout/, candidates/  digits enlarged to 16 x 16, with captio
 WORKDIR/train/                           states and losses of the autoencoder's and the U-Net's training
 WORKDIR/attack/                          the run of `experiments.attack` on the pipeline, members and held-out images
 
-Everything continues when it is started again.
+An interrupted study resumes when it is started again.
 """
 
 import dataclasses
 import json
 import pathlib
+import string
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -20,31 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import rich.console
 import safetensors.numpy
 from ml_collections.config_dict import ConfigDict
 from PIL import Image
 
 from checkpoints_convert import diffusers_configs, diffusers_names, mapping
-from dime_jax import data
+from dime_jax import data, models
+from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process
-from dime_jax._util.typing import PyTree
-from dime_jax.models import (
-    AutoencoderSpec,
-    ClipTextSpec,
-    ConditionalUnetSpec,
-    ModelSpec,
-    NetworkSpec,
-    ScheduleSpec,
-    build,
-    decode,
-    denoise,
-    embed_tokens,
-    encode,
-)
+from dime_jax._util.typing import JsonObject, PyTree
+from dime_jax.findings.results import StudyFindings
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
-from dime_jax.protocol.evaluation import Evaluation
-from dime_jax.report import tables
 from dime_jax.training import checkpoints
 from dime_jax.training.records import Log
 from experiments import attack
@@ -57,6 +44,17 @@ _LEARNING_RATE = 2e-3
 _LOG_EVERY = 500  # updates, after which the state is saved too
 CANDIDATES = 20  # members, and as many others
 METADATA = "metadata.jsonl"
+Loss = Callable[[PyTree, jax.Array], jax.Array]  # of variables and a key
+
+# A tokenizer of single letters and two words.
+_MERGES = ("t h", "th e</w>", "d i", "di g", "dig i", "digi t</w>")
+_TOKENS = (*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase))
+_TOKENS += (*(merge.replace(" ", "") for merge in _MERGES), START, END)
+
+AUTOENCODER = models.AutoencoderSpec(level_channels=(8, 16, 16), num_res_blocks=1, norm_groups=8, scaling_factor=1.0)
+TEXT_ENCODER = models.ClipTextSpec(
+    vocabulary=len(_TOKENS), max_tokens=8, width=32, num_layers=1, num_heads=2, mlp_width=64
+)
 
 
 class Size(NamedTuple):
@@ -79,8 +77,8 @@ class CaptionedImages(NamedTuple):
         return CaptionedImages(self.pictures[indices], [self.captions[index] for index in indices])
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> Evaluation:
-    """Train, and attack as `experiments.attack` does; what is there is kept. Returns what results.json holds.
+def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> StudyFindings:
+    """Train, and attack as `experiments.attack` does; finished steps are reused. Returns what results.json holds.
 
     Args:
       config: of `configs.latent_digits`.
@@ -96,7 +94,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 
 def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
-    """Train and save the pipeline, and save the images; what is there is kept.
+    """Train and save the pipeline, and save the images; what is finished is reused.
 
     Args:
       output: where the folders go.
@@ -116,69 +114,69 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     train(output, digits, members, size, seed)
     write_images(output / "members", members.part(np.arange(CANDIDATES, size.images)))
     write_images(output / "heldout", heldout.part(np.arange(CANDIDATES, size.images)))
-    first = [side.part(np.arange(CANDIDATES)) for side in (members, heldout)]
-    pictures = np.concatenate([side.pictures for side in first])
-    write_images(output / "candidates", CaptionedImages(pictures, [*first[0].captions, *first[1].captions]))
+    first = np.concatenate([order[:CANDIDATES], order[size.images : size.images + CANDIDATES]])
+    write_images(output / "candidates", digits.part(first))
 
 
 def _begin(path: pathlib.Path, facts: Mapping[str, object]) -> None:
     """Write down what is trained; another training in the same place is refused."""
     there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else facts
     if there != facts:
-        raise ValueError(f"{path.parent} holds another training, expected the same: {there} -> {dict(facts)}")
+        raise ValueError(f"{path.parent} holds another training: it has {there}, this one {dict(facts)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(path, facts)
+    files.write_json(path, facts)
 
 
 def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImages, size: Size, seed: int) -> None:
-    """Train the autoencoder on images and the U-Net on members, and save the pipeline beside its tokenizer."""
-    folder, states = output / "pipeline", output / "train"
-    keys = jax.random.split(jax.random.key(seed), 5)
-    spec = model_spec(size.width, len(json.loads((folder / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))))
-    text_spec, vae_spec = spec.text_encoder, spec.autoencoder
-    assert text_spec is not None
-    assert vae_spec is not None
-    vae = train_autoencoder(vae_spec, _floats(images.pictures), size.autoencoder_steps, keys[0], states)
-    latents = jax.jit(encode(vae_spec))(vae, _floats(images.pictures))
-    scaled = dataclasses.replace(vae_spec, scaling_factor=float(1 / jnp.std(latents)))
-    spec = dataclasses.replace(spec, autoencoder=scaled)
-    text = _init(text_spec, keys[1])
-    tokenizer = open_tokenizer(folder / "tokenizer", text_spec.vocabulary, text_spec.max_tokens)
-    embed = jax.jit(embed_tokens(text_spec))
-    condition, empty = (embed(text, tokenizer.encode(captions)) for captions in (members.captions, [""]))
-    x = jax.jit(encode(scaled))(vae, _floats(members.pictures))
-    unet = train_unet(spec, x, condition, empty, size.unet_steps, keys[2], states)
-    write_pipeline(folder, spec, {"unet": unet, "vae": vae, "text_encoder": text})
+    """Train the autoencoder on images and the U-Net on members, and save the pipeline beside its tokenizer.
+
+    Args:
+      output: of the study.
+      images: all digits.
+      members: those that the U-Net sees.
+      size: how much is trained.
+      seed: of the weights, the batches and the noise.
+    """
+    keys, pixels = jax.random.split(jax.random.key(seed), 5), _floats(images.pictures)
+    states = output / "train"
+    vae = _train(autoencoder_loss(pixels), _init(AUTOENCODER, keys[0]), size.autoencoder_steps, keys[0], states / "vae")
+    latents = jax.jit(models.encode(AUTOENCODER))(vae, pixels)
+    scaled = dataclasses.replace(AUTOENCODER, scaling_factor=float(1 / jnp.std(latents)))
+    text, embed = _init(TEXT_ENCODER, keys[1]), jax.jit(models.embed_tokens(TEXT_ENCODER))
+    tokenizer = open_tokenizer(output / "pipeline" / "tokenizer", TEXT_ENCODER.vocabulary, TEXT_ENCODER.max_tokens)
+    condition, empty = embed(text, tokenizer.encode(members.captions)), embed(text, tokenizer.encode([""]))
+    x = jax.jit(models.encode(scaled))(vae, _floats(members.pictures))
+    spec = model_spec(size.width, scaled)
+    loss = unet_loss(spec, x, condition, empty)
+    unet = _train(loss, _init(spec.denoiser, keys[2]), size.unet_steps, keys[2], states / "unet")
+    write_pipeline(output / "pipeline", spec, {"unet": unet, "vae": vae, "text_encoder": text})
 
 
-def model_spec(width: int, vocabulary: int) -> ModelSpec:
+def model_spec(width: int, autoencoder: models.AutoencoderSpec) -> models.ModelSpec:
     """The three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
-    return ModelSpec(
-        denoiser=ConditionalUnetSpec(
-            channels=4,
-            level_channels=(width,),
-            num_res_blocks=1,
-            attention_levels=(0,),
-            up_attention_levels=(0,),
-            level_heads=(2,),
-            context_channels=32,
-            time_channels=4 * width,
-            norm_groups=8,
-        ),
-        autoencoder=AutoencoderSpec(level_channels=(8, 16, 16), num_res_blocks=1, norm_groups=8, scaling_factor=1.0),
-        text_encoder=ClipTextSpec(
-            vocabulary=vocabulary, max_tokens=8, width=32, num_layers=1, num_heads=2, mlp_width=64
-        ),
+    unet = models.ConditionalUnetSpec(
+        channels=4,
+        level_channels=(width,),
+        num_res_blocks=1,
+        attention_levels=(0,),
+        up_attention_levels=(0,),
+        level_heads=(2,),
+        context_channels=32,
+        time_channels=4 * width,
+        norm_groups=8,
+    )
+    return models.ModelSpec(
+        denoiser=unet,
+        autoencoder=autoencoder,
+        text_encoder=TEXT_ENCODER,
         image_shape=(IMAGE_SIZE, IMAGE_SIZE, 3),
-        schedule=ScheduleSpec(kind="scaled_linear", beta_start=0.00085, beta_end=0.012),
+        schedule=models.ScheduleSpec(kind="scaled_linear", beta_start=0.00085, beta_end=0.012),
     )
 
 
-def train_autoencoder(
-    spec: AutoencoderSpec, images: jax.Array, steps: int, key: jax.Array, states: pathlib.Path
-) -> PyTree:
+def autoencoder_loss(images: jax.Array) -> Loss:
     """Mean squared error of the reconstruction, and a little of the posterior's distance from a standard normal."""
-    to_latents, to_images = encode(spec), decode(spec)
+    to_latents, to_images = models.encode(AUTOENCODER), models.decode(AUTOENCODER)
 
     def loss(variables: PyTree, key: jax.Array) -> jax.Array:
         pick = jax.random.choice(key, len(images), (_BATCH,))
@@ -186,20 +184,19 @@ def train_autoencoder(
         noisy = latents + 0.1 * jax.random.normal(key, latents.shape)
         return jnp.mean((to_images(variables, noisy) - images[pick]) ** 2) + 1e-3 * jnp.mean(latents**2)
 
-    return _train(loss, _init(spec, key), steps, key, states / "vae")
+    return loss
 
 
-def train_unet(
-    spec: ModelSpec,
-    x: jax.Array,
-    condition: jax.Array,
-    empty: jax.Array,
-    steps: int,
-    key: jax.Array,
-    states: pathlib.Path,
-) -> PyTree:
-    """Mean squared error of the noise on latents x, with their captions, one in ten of which is left out."""
-    apply, schedule = denoise(spec), spec.schedule.build()
+def unet_loss(spec: models.ModelSpec, x: jax.Array, condition: jax.Array, empty: jax.Array) -> Loss:
+    """Mean squared error of the noise on latents, with their captions, one in ten of which is left out.
+
+    Args:
+      spec: of the pipeline.
+      x: latents of the members.
+      condition: their captions, embedded.
+      empty: the empty caption, embedded.
+    """
+    apply, schedule = models.denoise(spec), spec.schedule.build()
 
     def loss(variables: PyTree, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, 4)
@@ -210,17 +207,11 @@ def train_unet(
         told = jnp.where(silent, empty, condition[pick])
         return jnp.mean((apply(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
 
-    return _train(loss, _init(spec.denoiser, key), steps, key, states / "unet")
+    return loss
 
 
-def _train(
-    loss: Callable[[PyTree, jax.Array], jax.Array],
-    variables: PyTree,
-    steps: int,
-    key: jax.Array,
-    directory: pathlib.Path,
-) -> PyTree:
-    """Adam with a cosine decay, its states kept in a directory; gives the average of the last updates' weights."""
+def _train(loss: Loss, variables: PyTree, steps: int, key: jax.Array, directory: pathlib.Path) -> PyTree:
+    """Adam with a cosine decay, resumed from its checkpoints; return the average of the last updates' weights."""
     optimiser = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
 
     @jax.jit
@@ -248,55 +239,61 @@ def _train(
     return state[2]
 
 
-def write_pipeline(folder: pathlib.Path, spec: ModelSpec, variables: Mapping[str, PyTree]) -> None:
+def write_pipeline(folder: pathlib.Path, spec: models.ModelSpec, variables: Mapping[str, PyTree]) -> None:
     """The networks and their configs, as diffusers and transformers write them."""
-    parts = {"unet": spec.denoiser, "vae": spec.autoencoder, "text_encoder": spec.text_encoder}
-    configs = {"unet": _unet_config(spec), "vae": _vae_config(spec), "text_encoder": _text_config(spec)}
-    for name, part in parts.items():
-        assert part is not None
-        table = mapping.name_table(part, diffusers_names.naming_of(part, {}))
-        state = mapping.to_state_dict(jax.tree.map(np.asarray, variables[name]), table)
-        file = "model.safetensors" if name == "text_encoder" else "diffusion_pytorch_model.safetensors"
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        tensors = {key: np.ascontiguousarray(tensor) for key, tensor in state.items()}
-        safetensors.numpy.save_file(tensors, folder / name / file)
-        _write_json(folder / name / "config.json", configs[name])
-    schedule = {"beta_schedule": spec.schedule.kind, "num_train_timesteps": spec.schedule.num_steps}
-    schedule |= {"beta_start": spec.schedule.beta_start, "beta_end": spec.schedule.beta_end}
+    unet, vae, text = spec.denoiser, spec.autoencoder, spec.text_encoder
+    assert isinstance(unet, models.ConditionalUnetSpec)
+    assert vae is not None
+    assert text is not None
+    weights = "diffusion_pytorch_model.safetensors"
+    _write_network(folder / "unet" / weights, unet, variables["unet"], _unet_config(unet, spec.shape[0]))
+    _write_network(folder / "vae" / weights, vae, variables["vae"], _vae_config(vae))
+    text_config = {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
+    text_config |= diffusers_configs.CLIP.values(text)
+    _write_network(folder / "text_encoder" / "model.safetensors", text, variables["text_encoder"], text_config)
+    schedule = {
+        "_class_name": "DDIMScheduler",
+        "beta_schedule": spec.schedule.kind,
+        "num_train_timesteps": spec.schedule.num_steps,
+        "beta_start": spec.schedule.beta_start,
+        "beta_end": spec.schedule.beta_end,
+        "prediction_type": spec.prediction,
+    }
     (folder / "scheduler").mkdir(exist_ok=True)
-    _write_json(
-        folder / "scheduler" / "scheduler_config.json",
-        {"_class_name": "DDIMScheduler", **schedule, "prediction_type": spec.prediction},
-    )
-    classes = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}
-    index: dict[str, object] = {name: ["diffusers", kind] for name, kind in classes.items()}
-    index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
-    _write_json(folder / "model_index.json", {"_class_name": "StableDiffusionPipeline", **index})
+    files.write_json(folder / "scheduler" / "scheduler_config.json", schedule)
+    index = {
+        "_class_name": "StableDiffusionPipeline",
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "scheduler": ["diffusers", "DDIMScheduler"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+    }
+    files.write_json(folder / "model_index.json", index)
 
 
-def _unet_config(spec: ModelSpec) -> dict[str, object]:
-    unet = spec.denoiser
-    assert isinstance(unet, ConditionalUnetSpec)
-    levels = range(len(unet.level_channels))
+def _write_network(file: pathlib.Path, spec: models.NetworkSpec, variables: PyTree, config: JsonObject) -> None:
+    table = mapping.name_table(spec, diffusers_names.naming_of(spec, {}))
+    state = mapping.to_state_dict(jax.tree.map(np.asarray, variables), table)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file({key: np.ascontiguousarray(tensor) for key, tensor in state.items()}, file)
+    files.write_json(file.with_name("config.json"), config)
+
+
+def _unet_config(unet: models.ConditionalUnetSpec, size: int) -> JsonObject:
     return {
         **diffusers_configs.CONDITIONAL_UNET.values(unet),
         "_class_name": "UNet2DConditionModel",
         "attention_head_dim": unet.level_heads[0],
         "block_out_channels": list(unet.level_channels),
-        "down_block_types": [_block(level in unet.attention_levels, "Down") for level in levels],
-        "up_block_types": [_block(level in unet.up_attention_levels, "Up") for level in reversed(levels)],
+        "down_block_types": ["CrossAttnDownBlock2D"] * len(unet.attention_levels),
+        "up_block_types": ["CrossAttnUpBlock2D"] * len(unet.up_attention_levels),
         "out_channels": unet.channels,
-        "sample_size": spec.shape[0],
+        "sample_size": size,
     }
 
 
-def _block(attends: bool, way: str) -> str:
-    return f"{'CrossAttn' if attends else ''}{way}Block2D"
-
-
-def _vae_config(spec: ModelSpec) -> dict[str, object]:
-    vae = spec.autoencoder
-    assert vae is not None
+def _vae_config(vae: models.AutoencoderSpec) -> JsonObject:
     return {
         **diffusers_configs.AUTOENCODER.values(vae),
         "_class_name": "AutoencoderKL",
@@ -308,22 +305,11 @@ def _vae_config(spec: ModelSpec) -> dict[str, object]:
     }
 
 
-def _text_config(spec: ModelSpec) -> dict[str, object]:
-    assert spec.text_encoder is not None
-    values = diffusers_configs.CLIP.values(spec.text_encoder)
-    return {**values, "architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
-
-
 def write_tokenizer(folder: pathlib.Path) -> None:
-    """A tokeniser of single letters: vocab.json and merges.txt."""
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    words = {"the": ["t h", "th e</w>"], "digit": ["d i", "di g", "dig i", "digi t</w>"]}
-    merges = [merge for word in words.values() for merge in word]
-    made = dict.fromkeys(merge.replace(" ", "") for merge in merges)
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *made, START, END]
+    """Write vocab.json and merges.txt."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens)})
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    files.write_json(folder / "vocab.json", {token: number for number, token in enumerate(_TOKENS)})
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *_MERGES, ""]), encoding="utf-8")
 
 
 def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
@@ -350,20 +336,14 @@ def _floats(pictures: np.ndarray) -> jax.Array:
     return jnp.asarray(pictures, jnp.float32) / 127.5 - 1
 
 
-def _init(spec: NetworkSpec, key: jax.Array) -> PyTree:
+def _init(spec: models.NetworkSpec, key: jax.Array) -> PyTree:
     inputs = [jnp.zeros(one.shape, one.dtype) for one in spec.example()]
-    return jax.jit(build(spec).init)(key, *inputs)
-
-
-def _write_json(file: pathlib.Path, contents: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    return jax.jit(models.build(spec).init)(key, *inputs)
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, and print the table in the first process."""
-    results = run(config, workdir, config_file)
-    if jax.process_index() == 0:
-        tables.print_results(results, rich.console.Console())
+    attack.print_results(run(config, workdir, config_file))
 
 
 if __name__ == "__main__":

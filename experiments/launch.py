@@ -24,18 +24,28 @@ from experiments.seeds import seeded
 Main = Callable[[ConfigDict, str, str], None]
 
 
-def run_app(main: Callable[[list[str]], None]) -> None:
-    """Parse absl's flags in either spelling, `--num-processes` or `--num_processes`, and call `main(argv)`.
+def run_app(main: Callable[[], None]) -> None:
+    """Parse absl's flags in either spelling, `--num-processes` or `--num_processes`, and call `main`.
 
-    The arguments are respelt where everyone looks, since a config's overrides (`--config.attack.seed=1`) are read from
-    `sys.argv` again.
+    Bad input and a full disk end in one line. The arguments are respelt where everyone looks, since a config's
+    overrides (`--config.attack.seed=1`) are read from `sys.argv` again.
     """
+
+    def run(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+        logging.set_verbosity(logging.WARNING)  # orbax logs every step it takes
+        try:
+            main()
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"error: {error}") from None
+
     sys.argv[1:] = underscored(sys.argv[1:])
-    app.run(main)
+    app.run(run)
 
 
 def launch(main: Main, config_file: str, *, many: bool = False) -> None:
-    """Parse the command line and call `main(config, workdir, config_file)`; bad input and a full disk end in one line.
+    """Parse the command line and call `main(config, workdir, config_file)`.
 
     Flags are defined here and not when a module is imported, so that programs and tests can import several experiments:
     flag names are global.
@@ -54,19 +64,13 @@ def launch(main: Main, config_file: str, *, many: bool = False) -> None:
     seeds = flags.DEFINE_list("seeds", [], "a model for each, in WORKDIR/seed_N") if many else None
     flags.mark_flag_as_required("config")
 
-    def run(argv: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)  # orbax tells every move it makes
+    def run() -> None:
         keep_programs()
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         if distributed.value:
             jax.distributed.initialize(coordinator.value, num_processes.value, process_id.value)
-        try:
-            file = config_flags.get_config_filename(flags.FLAGS["config"])
-            for one in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
-                main(one.config, str(one.workdir), file)
-        except (ValueError, OSError) as error:
-            raise SystemExit(f"error: {error}") from None
+        file = config_flags.get_config_filename(flags.FLAGS["config"])
+        for one, directory in seeded(config.value, workdir.value, () if seeds is None else seeds.value):
+            main(one, str(directory), file)
 
     run_app(run)
 

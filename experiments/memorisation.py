@@ -25,7 +25,6 @@ from experiments import attack, model_figures, synthetic
 from experiments.launch import launch
 from experiments.study_data import open_study
 
-NAME = "progress"
 TIMES = (30, 70, 150)
 
 
@@ -114,7 +113,7 @@ def draw(numbers: TrainingProgress) -> Figure:
 def _snapshots(workdir: pathlib.Path) -> Iterator[tuple[int, pathlib.Path]]:
     found = sorted((int(path.name), path) for path in (workdir / SNAPSHOTS).glob("[0-9]*") if path.name.isdecimal())
     if not found:
-        raise ValueError(f"expected models in {workdir / SNAPSHOTS}: train with --config.train.snapshot_every=N")
+        raise ValueError(f"no models in {workdir / SNAPSHOTS}: train with --config.train.snapshot_every=N")
     yield from found
 
 
@@ -124,7 +123,7 @@ def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     name = pathlib.Path(config_file.partition(":")[0]).stem + ":" + config_file.partition(":")[2]
     numbers = run(config, directory, f"{name.rstrip(':')}, seed {config.train.recipe.seed}")
     with figures.style(**{"savefig.dpi": 150}):
-        synthetic.save_study(directory, NAME, numbers, draw)
+        synthetic.save_study(directory, "progress", numbers, draw)
     for t, number in numbers.visible.items():
         print(f"t = {t}: " + ("not visible so far" if number is None else f"visible from {number:,} updates on"))
 

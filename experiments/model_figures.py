@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from matplotlib.figure import Figure
-from scipy import stats
 
 import dime_jax as dj
 from dime_jax import data
@@ -23,15 +22,12 @@ from dime_jax.evidence import metrics
 from dime_jax.report import figures
 from experiments.runs import Scores
 from experiments.study_data import Study
+from experiments.synthetic import rank_correlation
 
 _BATCH = 64
 
 
-class SidePair(NamedTuple):
-    """Members and held-out images [n, H, W, C] as the model sees them."""
-
-    member: np.ndarray
-    heldout: np.ndarray
+SidePair = data.Pair[np.ndarray]  # images [n, H, W, C] as the model sees them
 
 
 def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
@@ -42,7 +38,7 @@ def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -
 
 def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> SidePair:
     """Both sides of a half."""
-    return SidePair(read_images(study, half.member, image_shape), read_images(study, half.heldout, image_shape))
+    return SidePair(half.member, half.heldout).map(lambda index: read_images(study, index, image_shape))
 
 
 # ------------------------------------------------------------------------------------------------------- the norm's p
@@ -100,7 +96,7 @@ def norm_scores(
     Returns:
       Scores [p, timesteps, n] of each side.
     """
-    ask = _remembering(denoiser.eps_fn())
+    ask = _cached(denoiser.eps_fn())
 
     def scores(side: np.ndarray) -> np.ndarray:
         batches = np.split(side, range(_BATCH, len(side), _BATCH))
@@ -109,11 +105,11 @@ def norm_scores(
     def score(batches: Sequence[np.ndarray], t: int, order: float) -> np.ndarray:
         return np.concatenate([ATTACKS[attack](ask, denoiser.schedule, x, t, p=order) for x in batches])
 
-    return Scores(scores(images.member), scores(images.heldout))
+    return images.map(scores)
 
 
-def _remembering(eps_fn: EpsFn) -> EpsFn:
-    """The same answers, asked for once: other norms of one response cost no queries."""
+def _cached(eps_fn: EpsFn) -> EpsFn:
+    """Return the same function with a cache: other norms of one response cost no queries."""
     known: dict[tuple[int, bytes], jax.Array] = {}
 
     def eps(x: jax.Array, t: ArrayLike) -> jax.Array:
@@ -187,16 +183,10 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps
     is_member = np.arange(len(x)) < len(images.member)
     sides = {"member": is_member, "heldout": ~is_member}
     rng = np.random.default_rng(seed)
-    gap = IdealGap(
-        denoiser.fingerprint,
-        len(images.member),
-        len(train),
-        list(timesteps),
-        [],
-        {side: [] for side in sides},
-        {who: {side: [] for side in sides} for who in ("network", "ideal")},
-        {"level": [], "crowding": []},
-    )
+    model, counts = denoiser.fingerprint, (len(images.member), len(train))
+    image_error: dict[str, list[float]] = {side: [] for side in sides}
+    crowdings: dict[str, dict[str, list[float]]] = {who: {side: [] for side in sides} for who in ("network", "ideal")}
+    gap = IdealGap(model, *counts, list(timesteps), [], image_error, crowdings, {"level": [], "crowding": []})
     for t in timesteps:
         scale, sigma = schedule.sqrt_abar(t).item(), schedule.sigma(t).item()
         noised = (scale * images.member + sigma * rng.normal(size=images.member.shape)).astype(np.float32)
@@ -214,8 +204,8 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps
             for who, values in crowding.items():
                 gap.crowding[who][side].append(float(np.median(values[rows])))
         levels = [np.sum(eps.reshape(len(x), -1) ** 2, axis=1) for eps in (ours, best)]
-        gap.rank_correlation["level"].append(_spearman(*levels))
-        gap.rank_correlation["crowding"].append(_spearman(crowding["network"], crowding["ideal"]))
+        gap.rank_correlation["level"].append(rank_correlation(*levels))
+        gap.rank_correlation["crowding"].append(rank_correlation(crowding["network"], crowding["ideal"]))
     return gap
 
 
@@ -223,7 +213,9 @@ def network_trace(denoiser: Denoiser, g: np.ndarray, t: int) -> np.ndarray:
     """tr ∇ε(g, t) [B], exactly: the diagonal of the Jacobian, one forward-mode derivative per value of an image."""
 
     if not denoiser.traceable or denoiser.num_classes is not None:
-        raise ValueError(f"expected an unconditional network that JAX can differentiate, got {denoiser.name}")
+        raise ValueError(
+            f"the network must be unconditional, and JAX must be able to differentiate it, got {denoiser.name}"
+        )
     with jax.default_matmul_precision(PRECISION):
         diagonal = [_diagonal(denoiser.apply, denoiser.params, g, jnp.int32(t), place) for place in range(g[0].size)]
         return np.sum(diagonal, axis=0)
@@ -244,10 +236,6 @@ def _eps(denoiser: Denoiser, x: np.ndarray, t: int) -> np.ndarray:
 
 def _rms(difference: np.ndarray) -> float:
     return float(np.sqrt(np.mean(difference**2)))
-
-
-def _spearman(network: np.ndarray, ideal: np.ndarray) -> float | None:
-    return float(stats.spearmanr(network, ideal).statistic) if np.ptp(ideal) > 0 and np.ptp(network) > 0 else None
 
 
 def draw_ideal_gap(numbers: IdealGap) -> Figure:

@@ -10,7 +10,6 @@ not to calibrate again.
 
 import pathlib
 import shutil
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -81,11 +80,4 @@ if __name__ == "__main__":
     _TO = flags.DEFINE_string("to", None, "the copy, such as docs/results/STUDY/seed_1", required=True)
     _TRIM = flags.DEFINE_bool("trim_calibration", False, "keep only the witness of the calibration tables")
 
-    def _main(argv: list[str]) -> None:
-        del argv
-        try:
-            publish(pathlib.Path(_RUN.value), pathlib.Path(_TO.value), _TRIM.value)
-        except (ValueError, OSError) as error:
-            sys.exit(f"error: {error}")
-
-    run_app(_main)
+    run_app(lambda: publish(pathlib.Path(_RUN.value), pathlib.Path(_TO.value), _TRIM.value))

@@ -138,10 +138,8 @@ def crowding(study: RunSet) -> list[Crowding]:
             continue
         levels = [row._replace(scores=row.level) for row in rows if row.level is not None]
         same = _difference(study.runs, rows, levels, "its level, same setting")
-        alone = [_level_only(run, row.queries) for run, row in zip(study.runs, rows)]
-        own = None
-        if all(alone):
-            own = _difference(study.runs, rows, [row for row in alone if row])
+        alone = [run.largest_tier("level_only", row.queries) for run, row in zip(study.runs, rows)]
+        own = _difference(study.runs, rows, [row for row in alone if row]) if all(alone) else None
         found.append(Crowding(tuple(row.calibration.weights[1] for row in rows), same, own))
     return found
 
@@ -192,18 +190,16 @@ def _chosen(rows: Sequence[Row]) -> Row:
 
 def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
     """DIME's largest tier at each value of t or γ that all runs have, everything else chosen."""
-    halves = [run.calibration_half() for run in study.runs]
-    parts = [cross_fit.cut(half, run.results.seed) for half, run in zip(halves, study.runs)]
+    parts = [cross_fit.cut(run) for run in study.runs]
     dime, level, rival = (
-        [jobs_by_value(half.jobs, name, axis) for half in halves] for name in ("dime", "level_only", _RIVAL)
+        [jobs_by_value(part.jobs, name, axis) for part in parts] for name in ("dime", "level_only", _RIVAL)
     )
     found = []
     for value in sorted(set.intersection(*(set(one) & set(other) for one, other in zip(dime, level)))):
         scores = [cross_fit.scores(part, jobs[value]) for part, jobs in zip(parts, dime)]
         against_level = _cross_fitted(parts, scores, [jobs[value] for jobs in level])
-        against_rival = None
-        if all(value in jobs for jobs in rival):
-            against_rival = _cross_fitted(parts, scores, [jobs[value] for jobs in rival])
+        rivals = [jobs[value] for jobs in rival if value in jobs]
+        against_rival = _cross_fitted(parts, scores, rivals) if len(rivals) == len(parts) else None
         auc = tuple(cross_fit.auc(part, one) for part, one in zip(parts, scores))
         found.append(AtSetting(f"{'γ' if axis == 'gamma' else axis} = {value:g}", auc, against_level, against_rival))
     return found
@@ -235,11 +231,6 @@ def common_rows(study: RunSet) -> list[list[Row]]:
     """For each row that all runs have: the row of every run."""
     every = [[run.row(row.attack, row.q) for run in study.runs] for row in study.first.rows]
     return [[row for row in rows if row] for rows in every if all(rows)]
-
-
-def _level_only(run: Run, queries: int) -> Row | None:
-    tiers = [row for row in run.rows if row.attack == "level_only" and row.queries <= queries]
-    return max(tiers, key=lambda row: row.queries, default=None)
 
 
 def _difference(runs: Sequence[Run], first: Sequence[Row], second: Sequence[Row], name: str = "") -> Difference:

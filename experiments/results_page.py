@@ -60,24 +60,19 @@ class NoiseLead(NamedTuple):
         """Where the lead is largest."""
         return int(np.argmax([lead.value for lead in self.leads]))
 
-    @property
-    def peaks_at_most_noise(self) -> bool:
-        """Whether that is at the last of the noise levels."""
-        return self.peak == len(self.t) - 1
-
 
 class Drawing(NamedTuple):
     """A kind of JSON file below the folder.
 
     Attributes:
-      kind: its type; None for what is shown as it is.
-      draw: its figure; None where the one beside the file is no longer drawn.
+      kind: its type.
+      draw: its figure.
       template: of its section.
       values: what the template uses besides `numbers` and `picture`.
     """
 
     kind: object
-    draw: Callable[..., Figure] | None
+    draw: Callable[..., Figure]
     template: str
     values: Callable[..., dict[str, object]] = lambda numbers: {}
 
@@ -150,8 +145,7 @@ class StudyResults(NamedTuple):
     @property
     def blind(self) -> list[BlindFinding]:
         """What a classifier that never saw the model finds, for each model where one could be fitted."""
-        found = (run.results.blind_baseline for run in self.runs.runs)
-        return [one for one in found if one is not None]
+        return [run.results.blind_baseline for run in self.runs.runs if run.results.blind_baseline is not None]
 
 
 class Folder(NamedTuple):
@@ -185,7 +179,7 @@ def noise_leads(panels: Sequence[synthetic.Panel], by: str, rival: str) -> list[
         leads = panel.auc_lead if rival == "sima_mc_shared" else panel.gaussian_lead
         asr = zip(panel.t, panel.curves["dime"].asr, panel.curves[rival].asr)
         behind = [t for t, ours, theirs in asr if ours.value < theirs.value]
-        correlation = synthetic.noise_correlation([lead.value for lead in leads], panel.sigma)
+        correlation = synthetic.rank_correlation([lead.value for lead in leads], panel.sigma)
         found.append(NoiseLead(f"{by} = {getattr(panel, by)}", panel.t, panel.abar, leads, correlation, behind))
     return found
 
@@ -229,9 +223,8 @@ def find_drawn(folder: pathlib.Path) -> list[DrawnFile]:
     found = []
     for name, drawing in DRAWINGS.items():
         for file in sorted(folder.rglob(f"{name}.json")):
-            numbers = json.loads(file.read_bytes())
             kind: type = drawing.kind  # type: ignore[assignment]
-            found.append(DrawnFile(name, file, records.parse(kind, numbers, str(file)) if kind else numbers))
+            found.append(DrawnFile(name, file, records.parse(kind, json.loads(file.read_bytes()), str(file))))
     return found
 
 
@@ -267,8 +260,6 @@ def write_pages(kept: pathlib.Path, page: pathlib.Path) -> None:
     """Write all pages, and draw the figures that they show beside their numbers."""
     with figures.style(**{"savefig.dpi": _DPI}):
         for one in find_drawn(kept):
-            draw = DRAWINGS[one.name].draw
-            if draw:
-                draw(one.numbers).savefig(one.file.with_suffix(".png"))
+            DRAWINGS[one.name].draw(one.numbers).savefig(one.file.with_suffix(".png"))
     for path, text in to_pages(kept, page).items():
         files.write_atomically(path, text.encode())

@@ -3,8 +3,8 @@
 `distributions` and `stability` are the paper's; `frontier` and `roc` it does not have.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from experiments import cross_fit
 from experiments.questions import jobs_by_value
 from experiments.runs import Row, Run
 
+T = TypeVar("T")
 # One look per attack in every figure, so that a reader learns it once.
 SHOWN = {
     "dime": figures.SERIES[0],
@@ -29,9 +30,22 @@ SHOWN = {
 }
 
 
-def new_panels(count: int, height: float) -> tuple[Figure, np.ndarray]:
-    """A row of panels [1, count], one per run; a single one is wide enough for its legend."""
-    return figures.new_figure(1, count, height, width=4.7 if count == 1 else count * figures.DOUBLE_COLUMN / 2)
+def panel_per_run(numbers: Sequence[T], height: float, ylabel: str, draw: Callable[[Axes, T], None]) -> Figure:
+    """Draw a row of panels, one per run, with one legend; a single panel is wide enough for it.
+
+    Args:
+      numbers: of each run.
+      height: of the figure, in inches.
+      ylabel: of the first panel.
+      draw: draws the numbers of one run.
+    """
+    width = 4.7 if len(numbers) == 1 else len(numbers) * figures.DOUBLE_COLUMN / 2
+    figure, axes = figures.new_figure(1, len(numbers), height, width=width)
+    for panel, run in zip(axes[0], numbers):
+        draw(panel, run)
+    axes[0, 0].set_ylabel(ylabel)
+    figures.legend_below(figure, axes[0, 0])
+    return figure
 
 
 def _look(attack: str) -> figures.Look:
@@ -43,7 +57,7 @@ def best_dime(run: Run) -> Row:
     """DIME at its largest query tier."""
     row = run.largest_tier("dime")
     if row is None:
-        raise ValueError(f"expected a run of dime in {run.directory}, got {sorted({row.attack for row in run.rows})}")
+        raise ValueError(f"{run.directory} must have the attack dime, got {sorted({row.attack for row in run.rows})}")
     return row
 
 
@@ -73,15 +87,14 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
 
 def draw_distributions(numbers: Sequence[Distribution]) -> Figure:
     """A panel per run: two histograms on shared bins, and the threshold."""
-    figure, axes = new_panels(len(numbers), height=2.4)
-    for panel, run in zip(axes[0], numbers):
+
+    def draw(panel: Axes, run: Distribution) -> None:
         figures.histogram(panel, run.member, run.heldout)
         if run.tau is not None:
             figures.threshold(panel, run.tau, color="0.2")
         panel.set(title=f"{run.run}, {run.title}", xlabel="score (lower: member)")
-    axes[0, 0].set_ylabel("share of images, %")
-    figures.legend_below(figure, axes[0, 0])
-    return figure
+
+    return panel_per_run(numbers, 2.4, "share of images, %", draw)
 
 
 # ------------------------------------------------------------------------------------------------ timestep stability
@@ -110,21 +123,20 @@ def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", 
 
 
 def _curve(run: Run, name: str) -> dict[int, float]:
-    half = run.calibration_half()
-    parts, by_time = cross_fit.cut(half, run.results.seed), jobs_by_value(half.jobs, name, "t")
+    parts = cross_fit.cut(run)
+    by_time = jobs_by_value(parts.jobs, name, "t")
     return {int(t): cross_fit.auc(parts, cross_fit.scores(parts, by_time[t])) for t in sorted(by_time)}
 
 
 def draw_stability(numbers: Sequence[Stability]) -> Figure:
     """A panel per run, a line per attack."""
-    figure, axes = new_panels(len(numbers), height=2.6)
-    for panel, run in zip(axes[0], numbers):
+
+    def draw(panel: Axes, run: Stability) -> None:
         lines = [figures.Line(list(curve), list(curve.values()), _look(name)) for name, curve in run.curves.items()]
         figures.by_timestep(panel, lines)
         panel.set(title=run.run)
-    axes[0, 0].set_ylabel("AUC (cross-fitted), %")
-    figures.legend_below(figure, axes[0, 0])
-    return figure
+
+    return panel_per_run(numbers, 2.6, "AUC (cross-fitted), %", draw)
 
 
 # ---------------------------------------------------------------------------------------------- efficiency frontier
@@ -222,11 +234,10 @@ def roc(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l
 
 def draw_roc(numbers: Sequence[RocRun]) -> Figure:
     """Both axes logarithmic, from the least FPR that can be seen; 1 % is marked."""
-    figure, axes = new_panels(len(numbers), height=3.6)
-    for panel, run in zip(axes[0], numbers):
+
+    def draw(panel: Axes, run: RocRun) -> None:
         lines = [figures.Line(fpr, tpr, {**_look(name), "marker": ""}) for name, (fpr, tpr) in run.curves.items()]
         figures.roc(panel, lines, run.least_fpr)
         panel.set(title=run.run, xlabel="FPR")
-    axes[0, 0].set_ylabel("TPR")
-    figures.legend_below(figure, axes[0, 0])
-    return figure
+
+    return panel_per_run(numbers, 3.6, "TPR", draw)

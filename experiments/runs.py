@@ -21,7 +21,7 @@ from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
-from dime_jax.scoring import planning, score_table
+from dime_jax.scoring import score_table
 from experiments import seeds, without_model
 from experiments.attack import CONFIG_FILE, SOURCES
 
@@ -33,20 +33,6 @@ _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_quer
 
 
 Scores = Pair[np.ndarray]  # of one attack on both sides of a half, lower for members
-
-
-class CalibrationHalf(NamedTuple):
-    """What the settings were chosen on.
-
-    Attributes:
-      table: the terms of every image at every setting of every attack in `jobs`.
-      member: which images of the table are members [n].
-      jobs: every attack at every setting that was asked for.
-    """
-
-    table: score_table.ScoreTable
-    member: np.ndarray
-    jobs: tuple[planning.Job, ...]
 
 
 class Row(NamedTuple):
@@ -136,9 +122,10 @@ class Run(NamedTuple):
         """How many members and held-out images each half has, in words."""
         return f"calibration {_counts(self.halves.calibration)}, test {_counts(self.halves.test)}"
 
-    def largest_tier(self, attack: str) -> Row | None:
-        """The row of an attack that makes the most queries; None if the run does not have the attack."""
-        return max((row for row in self.rows if row.attack == attack), key=lambda row: row.queries, default=None)
+    def largest_tier(self, attack: str, queries: float = np.inf) -> Row | None:
+        """The row of an attack that makes the most queries, at most so many; None if the run has none."""
+        tiers = [row for row in self.rows if row.attack == attack and row.queries <= queries]
+        return max(tiers, key=lambda row: row.queries, default=None)
 
     def scores(self, row: Row) -> Scores:
         """Scores of a row, on the images that it has scores for."""
@@ -154,12 +141,6 @@ class Run(NamedTuple):
 
     def _scores(self, row: Row, usable: np.ndarray) -> Scores:
         return Scores(row.scores[usable & self.member], row.scores[usable & ~self.member])
-
-    def calibration_half(self) -> CalibrationHalf:
-        """Read the calibration half."""
-        table = score_table.read_table(self.directory / "calibration")
-        jobs = tuple(stages.read_jobs(self.directory))
-        return CalibrationHalf(table, np.isin(table.index, self.halves.calibration.member), jobs)
 
     def overrides(self, seed: int | None = None) -> JsonObject:
         """Values of the config that differ from its file's, or from what `--seeds` makes of that."""
@@ -194,12 +175,10 @@ class Run(NamedTuple):
         """What to type to repeat the run, with these flags or else with those that give its config."""
         changed = config_flags(self.overrides()) if flags is None else flags
         colon = f":{self.variant}" if self.variant else ""
-        programs = ["latent_study" if self.config["attack"]["model"] == "pipeline" else "attack"]
-        if self.config["attack"]["model"] == "trained":
-            programs.insert(0, "train")
+        programs = {"pipeline": ["latent_study"], "trained": ["train", "attack"]}
         return [
             f"python -m experiments.{program} --config={self.config_file}{colon} --workdir=W {changed}".rstrip()
-            for program in programs
+            for program in programs.get(self.config["attack"]["model"], ["attack"])
         ]
 
 
@@ -248,7 +227,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     try:
         record = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{directory} is no run of experiments.attack: no {CONFIG_FILE} in it") from None
+        raise ValueError(f"{directory} is not a run of experiments.attack: it has no {CONFIG_FILE}") from None
     file, _, variant = record["file"].partition(":")
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
@@ -260,36 +239,30 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         study,
         variant,
         record["config"],
-        tuple(
-            Row(one.attack, _tier(one), one, row, stages.frozen_scores(test, one, index), _level(test, one, index))
-            for one, row in zip(frozen, results.results)
-            if one.label in asked
-        ),
+        tuple(_row(one, row, test, index) for one, row in zip(frozen, results.results) if one.label in asked),
         np.isin(index, halves.test.member),
         halves,
         results,
     )
 
 
-def _level(test: score_table.ScoreTable, frozen: Calibration, index: np.ndarray) -> np.ndarray | None:
-    alone = without_crowding(frozen)
-    return None if alone is None else stages.frozen_scores(test, alone, index)
+def _row(frozen: Calibration, result: ResultRow, test: score_table.ScoreTable, index: np.ndarray) -> Row:
+    q = int(frozen.setting["q"]) if "q" in frozen.setting else None
+    level = without_crowding(frozen)
+    alone = None if level is None else stages.frozen_scores(test, level, index)
+    return Row(frozen.attack, q, frozen, result, stages.frozen_scores(test, frozen, index), alone)
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:
     try:
         return importlib.import_module(f"experiments.configs.{study}").get_config
     except ModuleNotFoundError:
-        raise ValueError(f"no config experiments/configs/{study}.py, with which the run says it was made") from None
+        raise ValueError(f"no config experiments/configs/{study}.py, which the run was made with") from None
 
 
 def _seed(run: Run) -> int:
     """Of the training, or of the draws where nothing was trained."""
     return run.config.get("train", {}).get("recipe", run.config)["seed"]
-
-
-def _tier(frozen: Calibration) -> int | None:
-    return int(frozen.setting["q"]) if "q" in frozen.setting else None
 
 
 def _counts(split: Split) -> str:
@@ -307,8 +280,5 @@ def _flat(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 def config_flags(overrides: Mapping[str, object]) -> str:
     """Values of a config by their dotted names, as one types them."""
-    return " ".join(f"--config.{name}={_show(value)}" for name, value in overrides.items())
-
-
-def _show(value: object) -> str:
-    return f"'{tuple(value)}'" if isinstance(value, list) else str(value)
+    shown = {name: f"'{tuple(value)}'" if isinstance(value, list) else value for name, value in overrides.items()}
+    return " ".join(f"--config.{name}={value}" for name, value in shown.items())

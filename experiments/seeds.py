@@ -8,7 +8,6 @@ The model of seed N is in W/seed_N, and each is continued where it was stopped.
 
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ml_collections.config_dict import ConfigDict
 
@@ -16,14 +15,9 @@ from ml_collections.config_dict import ConfigDict
 FIELDS = ("seed", "data.split_seed", "data.part", "train.recipe.seed")
 
 
-class Seeded(NamedTuple):
-    """One model of a study."""
-
-    config: ConfigDict
-    workdir: pathlib.Path
-
-
-def seeded(config: ConfigDict, workdir: str | pathlib.Path, seeds: Sequence[str]) -> Iterator[Seeded]:
+def seeded(
+    config: ConfigDict, workdir: str | pathlib.Path, seeds: Sequence[str]
+) -> Iterator[tuple[ConfigDict, pathlib.Path]]:
     """The config and workdir of each seed; without seeds the study itself, as it is.
 
     Raises:
@@ -32,15 +26,17 @@ def seeded(config: ConfigDict, workdir: str | pathlib.Path, seeds: Sequence[str]
     """
     wrong = next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), None)
     if wrong is not None:
-        raise ValueError(f"expected different whole numbers such as --seeds=0,1,2, got {wrong!r}")
+        raise ValueError(f"--seeds must be different whole numbers such as 0,1,2, got {wrong!r}")
     if not seeds:
-        yield Seeded(config, pathlib.Path(workdir))
+        yield config, pathlib.Path(workdir)
         return
     data = config.data
     if data.split in ("file", "joined") and data.reserved is None and data.max_members is None:
-        raise ValueError(f"expected a split that a seed can change, got all of config.data.split={data.split!r}")
+        raise ValueError(
+            f"--seeds needs a split that a seed changes, got all images of config.data.split={data.split!r}"
+        )
     for seed in map(int, seeds):
-        yield Seeded(with_seed(config, seed), pathlib.Path(workdir) / f"seed_{seed}")
+        yield with_seed(config, seed), pathlib.Path(workdir) / f"seed_{seed}"
 
 
 def with_seed(config: ConfigDict, seed: int) -> ConfigDict:

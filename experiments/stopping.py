@@ -4,16 +4,15 @@
 
 trains `experiments/configs/digits.py` in W, a thousand updates at a time, and after each thousand asks the attack that
 an audit would choose, on that audit's own calibration half: what share of the members scores below all held-out images
-but one? The model is the first whose share reaches 60 % at two checks running, since the first crossing alone is biased
-upwards. Test half and candidates play no part. Everything continues when it is started again.
+but one? The model is the first whose share reaches 60 % in two checks in a row, since the first crossing alone is
+biased upwards. Test half and candidates play no part. An interrupted run resumes when it is started again.
 """
 
 import pathlib
 import shutil
-from typing import NamedTuple
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from dime_jax import auditing, scoring
 from dime_jax.auditing.deciding import Decision, decide
@@ -34,25 +33,6 @@ _FIRST = flags.DEFINE_integer("first", UPDATES, "the first number of updates to 
 _LAST = flags.DEFINE_integer("last", 30 * UPDATES, "where to give up")
 
 
-class StopCheck(NamedTuple):
-    """One look at the calibration half.
-
-    Attributes:
-      updates: so far.
-      attack: that would decide, as "attack@queries".
-      auc: of it.
-      found: share of the members below all held-out images but one.
-    """
-
-    updates: int
-    attack: str
-    auc: float
-    found: float
-
-    def __str__(self) -> str:
-        return f"{self.updates:,} updates: {self.attack}, AUC {100 * self.auc:.1f}, finds {100 * self.found:.1f} %"
-
-
 def found_below_all_but_one(member: np.ndarray, heldout: np.ndarray) -> float:
     """The share of members that a threshold with at most one false alarm finds."""
     return float(np.mean(member < np.sort(heldout)[1]))
@@ -66,8 +46,8 @@ def enough(found: list[float]) -> int | None:
     return None
 
 
-def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
-    """Calibrate as the default audit of the model would."""
+def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> float:
+    """Calibrate as the default audit of the model would; print and return the share of members that it finds."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
     denoiser = open_model(model, cache=output, **config.model_options).denoiser
     images = open_images(config, denoiser)
@@ -76,11 +56,14 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> StopCheck:
     table, half = score_table.read_table(output / "calibration"), decision.halves.calibration
     member = stages.frozen_scores(table, decision.decider, half.member)
     heldout = stages.frozen_scores(table, decision.decider, half.heldout)
-    return StopCheck(updates, decision.label, decision.decider.auc, found_below_all_but_one(member, heldout))
+    found = found_below_all_but_one(member, heldout)
+    auc = 100 * decision.decider.auc
+    print(f"{updates:,} updates: {decision.label}, AUC {auc:.1f}, finds {100 * found:.1f} %", flush=True)
+    return found
 
 
 def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
-    """The model after so many updates, kept beside the others; training goes on from the last of them."""
+    """The model after so many updates, kept beside the others; training resumes from the last of them."""
     kept = workdir / "snapshots" / str(updates)
     if not kept.exists():
         config = digits.get_config().unlock()
@@ -90,19 +73,16 @@ def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
     return kept
 
 
-def main(argv: list[str]) -> None:
-    """Train and check in turn, and say which model it is."""
-    del argv
-    workdir, checks = pathlib.Path(_WORKDIR.value), list[StopCheck]()
+def main() -> None:
+    """Train and check in turn, and print which model it is."""
+    workdir, found = pathlib.Path(_WORKDIR.value), dict[int, float]()
     for updates in range(_FIRST.value, _LAST.value + 1, UPDATES):
-        model = train_to(updates, workdir)
-        checks.append(check(model, updates, workdir / "stopping" / str(updates)))
-        print(checks[-1], flush=True)
-        chosen = enough([one.found for one in checks])
+        found[updates] = check(train_to(updates, workdir), updates, workdir / "stopping" / str(updates))
+        chosen = enough(list(found.values()))
         if chosen is not None:
-            print(f"the model: {workdir / 'snapshots' / str(checks[chosen].updates)}")
+            print(f"the model: {workdir / 'snapshots' / str(list(found)[chosen])}")
             return
-    raise app.UsageError(f"no model reached {WANTED:.0%} at {CHECKS_RUNNING} checks running by {_LAST.value:,} updates")
+    raise ValueError(f"no model reached {WANTED:.0%} in {CHECKS_RUNNING} checks in a row by {_LAST.value:,} updates")
 
 
 if __name__ == "__main__":

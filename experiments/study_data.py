@@ -49,12 +49,6 @@ def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
     return Study(source, data.Split(member, _part(section.max_heldout, section.part, rest.heldout, section.split_seed)))
 
 
-def transform_of(config: ConfigDict, source: data.Source, image_shape: tuple[int, ...]) -> data.Transform:
-    """How the model sees the images: the config's pipeline, or the source's own."""
-    name = config.attack.transform
-    return data.get_transform(name, image_shape) if name else data.transform_for(source, image_shape)
-
-
 def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
     """Where a workdir keeps what was generated."""
     return pathlib.Path(workdir) / "generated"
@@ -63,11 +57,15 @@ def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
 def _open(section: ConfigDict) -> Study:
     for name in ("source", "heldout"):
         if section[name].endswith(":"):
-            raise ValueError(f"expected a place after {section[name]!r}: give --config.data.{name}={section[name]}DIR")
+            raise ValueError(
+                f"config.data.{name} must name a folder: --config.data.{name}={section[name]}DIR, got {section[name]!r}"
+            )
     source = data.open_source(section.source)
     if section.split == "file":
         if not section.split_file:
-            raise ValueError("expected a split file: give --config.data.split_file=FILE.npz")
+            raise ValueError(
+                "config.data.split_file must be set for the split 'file': --config.data.split_file=FILE.npz"
+            )
         return Study(source, data.read_split(section.split_file, source))
     if section.split in SPLITS:
         return Study(source, SPLITS[section.split](source, section.split_size, section.split_seed))
@@ -89,7 +87,7 @@ def _part(size: int, part: int, index: np.ndarray, seed: int) -> np.ndarray:
     """Images part · size … (part + 1) · size of a random order, sorted."""
     start = part * size
     if start + size > len(index):
-        raise ValueError(f"expected config.data.part < {len(index) // size}, got config.data.part={part}")
+        raise ValueError(f"config.data.part must be < {len(index) // size}, got {part}")
     return np.sort(np.random.default_rng(seed).permutation(index)[start : start + size])
 
 

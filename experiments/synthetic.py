@@ -6,7 +6,7 @@ Each study is a function from the config to a NamedTuple of numbers; a drawing f
     python -m experiments.synthetic --config=experiments/configs/synthetic.py --workdir=out/synthetic
 """
 
-import itertools
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -21,20 +21,15 @@ from ml_collections.config_dict import ConfigDict
 from scipy import stats
 
 import dime_jax as dj
-from dime_jax._util import validate
+from dime_jax._util import records, validate
 from dime_jax.attacks import dime_norms, get_attack
 from dime_jax.core.draws import Draws
+from dime_jax.data import Pair
 from dime_jax.protocol import calibration
 from dime_jax.report import figures
 from experiments.launch import launch
 
-Report = Callable[[str], None]
 T = TypeVar("T")
-
-
-def _quiet(what: str) -> None:
-    del what
-
 
 # ------------------------------------------------------------------------------------ bias and crowding, three cases
 
@@ -87,9 +82,7 @@ def bias_crowding(config: ConfigDict) -> BiasCrowding:
     t = np.arange(config.scene.last_t + 1)
     denoiser = dj.IdealDenoiser(train, dj.linear_schedule())
     parts = denoiser.decompose(np.repeat(candidates, len(t), axis=0), np.tile(t, len(CASES)))
-    error = np.asarray(parts.error).reshape(len(CASES), len(t))
-    bias = np.asarray(parts.bias).reshape(len(CASES), len(t))
-    crowding = np.asarray(parts.crowding).reshape(len(CASES), len(t))
+    bias, crowding, error = np.reshape([parts.bias, parts.crowding, parts.error], (3, len(CASES), len(t)))
     rise = config.scene.rise
     return BiasCrowding(CASES, t, bias, crowding, error, rise, first_above(crowding, rise))
 
@@ -108,20 +101,11 @@ def three_cases(config: ConfigDict) -> ThreeCases:
     m_local = responsibilities @ train
     centered = train[None] - m_local[:, None]
     covariance = np.einsum("bn,bni,bnj->bij", responsibilities, centered, centered)
-    abar = schedule.abar(t).item()
-    return ThreeCases(
-        CASES,
-        t,
-        abar,
-        schedule.sigma(t).item(),
-        train,
-        candidates,
-        responsibilities,
-        m_local,
-        covariance,
-        bias=abar * np.sum((m_local - candidates) ** 2, axis=1),
-        crowding=abar * np.trace(covariance, axis1=1, axis2=2),
-    )
+    abar, sigma = schedule.abar(t).item(), schedule.sigma(t).item()
+    bias = abar * np.sum((m_local - candidates) ** 2, axis=1)
+    crowding = abar * np.trace(covariance, axis1=1, axis2=2)
+    neighbourhoods = (responsibilities, m_local, covariance)
+    return ThreeCases(CASES, t, abar, sigma, train, candidates, *neighbourhoods, bias, crowding)
 
 
 def draw_bias_crowding(numbers: BiasCrowding) -> Figure:
@@ -149,31 +133,18 @@ def draw_three_cases(numbers: ThreeCases) -> Figure:
     sky, blue, vermillion = figures.OKABE_ITO["sky"], figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
     reach = 1.15  # half the width of a panel
     verdicts = ("low bias, low crowding", "high bias, low crowding", "low bias, high crowding")
+    spread = {"color": sky, "alpha": 0.3, "linewidth": 0, "label": r"2 s.d. around $m_\mathrm{local}$"}
     for i, panel in enumerate(axes[0]):
         center, mean = numbers.candidates[i], numbers.m_local[i]
-        figures.add_covariance_ellipse(
-            panel,
-            mean,
-            numbers.covariance[i],
-            2,
-            color=sky,
-            alpha=0.3,
-            linewidth=0,
-            label=r"2 s.d. around $m_\mathrm{local}$",
-        )
+        figures.add_covariance_ellipse(panel, mean, numbers.covariance[i], 2, **spread)
         panel.plot(*numbers.train.T, "o", color="0.35", markersize=5, label="training point")
         panel.plot(*np.stack([center, mean]).T, color=blue, linewidth=1)
         panel.plot(*mean, "D", color=blue, markersize=9, markerfacecolor="none", label=r"$m_\mathrm{local}$")
         panel.plot(*center, "*", color=vermillion, markersize=7, label="candidate $x^*$")
-        panel.set(
-            title=f"{numbers.cases[i]}\n{verdicts[i]}",
-            xlabel=f"bias$^2$ = {numbers.bias[i]:.3f},  $V$ = {numbers.crowding[i]:.3f}",
-            xlim=(center[0] - reach, center[0] + reach),
-            ylim=(center[1] - reach, center[1] + reach),
-            xticks=[],
-            yticks=[],
-            aspect="equal",
-        )
+        panel.set_title(f"{numbers.cases[i]}\n{verdicts[i]}")
+        panel.set_xlabel(f"bias$^2$ = {numbers.bias[i]:.3f},  $V$ = {numbers.crowding[i]:.3f}")
+        low, high = center - reach, center + reach
+        panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xticks=[], yticks=[], aspect="equal")
         panel.spines[:].set_visible(True)
     figures.letter_panels(axes)
     figures.legend_below(figure, axes[0, 0])
@@ -211,9 +182,8 @@ def denoiser_1d(config: ConfigDict) -> LineNumbers:
     panels = []
     for points in config.line.train:
         train = np.array(points, np.float32)
-        x = np.linspace(
-            train.min() - config.line.margin, train.max() + config.line.margin, config.line.resolution, dtype=np.float32
-        )
+        low, high = train.min() - config.line.margin, train.max() + config.line.margin
+        x = np.linspace(low, high, config.line.resolution, dtype=np.float32)
         denoiser = dj.IdealDenoiser(train[:, None], schedule)
         scale, steps = np.repeat(schedule.sqrt_abar_table[t], len(x)), np.repeat(t, len(x))
         eps = denoiser.eps((scale * np.tile(x, len(t)))[:, None], steps)
@@ -261,16 +231,8 @@ class Terms(NamedTuple):
     gaussian_norm: np.ndarray
     trace: np.ndarray
 
-    def of(self, points: slice) -> "Terms":
-        """The terms of some points."""
-        return Terms(self.norm[..., points], self.gaussian_norm[..., points], self.trace[..., points])
 
-
-class Half(NamedTuple):
-    """Terms of all members and of all held-out points of one half, pooled over its training sets."""
-
-    member: Terms
-    heldout: Terms
+Half = Pair[Terms]  # of all members and of all held-out points of one half, pooled over its training sets
 
 
 class Curve(NamedTuple):
@@ -363,23 +325,19 @@ def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
     fresh = -(-config.attack.heldout // repeats)
     rng, schedule = np.random.default_rng([config.seed, n, half]), dj.linear_schedule()
     key = jax.random.fold_in(jax.random.key(config.seed), half)
-    members, heldout = [], []
+    found = []
     for repeat in range(repeats):
         points = cluster_points(rng, config, n + fresh)
         ids = np.arange(len(points), dtype=np.uint32) + np.uint32(repeat * len(points))
         denoiser = dj.IdealDenoiser(points[:n], schedule)
         terms = attack_terms(denoiser, config, points, Draws(key, jnp.asarray(ids)), probes)
-        members.append(terms.of(slice(None, n)))
-        heldout.append(terms.of(slice(n, None)))
-    return Half(_pooled(members), _pooled(heldout))
+        found.append(terms)
+    return Half(slice(None, n), slice(n, None)).map(lambda side: _pooled(found, side))
 
 
-def _pooled(parts: Sequence[Terms]) -> Terms:
-    return Terms(
-        np.concatenate([part.norm for part in parts], axis=-1),
-        np.concatenate([part.gaussian_norm for part in parts], axis=-1),
-        np.concatenate([part.trace for part in parts], axis=-1),
-    )
+def _pooled(terms: Sequence[Terms], side: slice) -> Terms:
+    """The terms of one side of every training set."""
+    return Terms(*(np.concatenate([one[..., side] for one in kind], axis=-1) for kind in zip(*terms)))
 
 
 def method_terms(terms: Terms, method: str, q: int, level: int) -> np.ndarray:
@@ -397,13 +355,6 @@ def method_terms(terms: Terms, method: str, q: int, level: int) -> np.ndarray:
     return norm[None] if method == "sima_mc_shared" else np.stack([norm**2, terms.trace[level]])
 
 
-def term_pair(half: Half, method: str, q: int, level: int) -> calibration.TermPair:
-    """`method_terms` of both sides of a half."""
-    return calibration.TermPair(
-        method_terms(half.member, method, q, level), method_terms(half.heldout, method, q, level)
-    )
-
-
 def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, test_half: Half) -> Panel:
     """Calibrate each method at each noise level on one half, and measure it on the other.
 
@@ -418,75 +369,58 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
     outcomes: dict[str, list[calibration.Outcome]] = {method: [] for method in METHODS}
     leads: dict[str, list[dj.metrics.Estimate]] = {"sima_mc_shared": [], "sima_mc_gaussian": []}
     for level, t in enumerate(timesteps):
-        scores = {}
+        setting, scores = {"t": t, "gamma": config.attack.gamma, "q": q}, {}
         for method in METHODS:
             attack = get_attack("sima_mc_norms" if method.startswith("sima_mc") else method)
-            setting = {"t": t, "gamma": config.attack.gamma, "q": q}
-            chooses, tests = term_pair(calibration_half, method, q, level), term_pair(test_half, method, q, level)
+            columns = functools.partial(method_terms, method=method, q=q, level=level)
+            chooses, tests = calibration_half.map(columns), test_half.map(columns)
             frozen = calibration.calibrate(attack, schedule, [setting], [chooses])
             outcomes[method].append(calibration.evaluate(frozen, tests, seed=config.seed))
-            scores[method] = (frozen.score(tests.member), frozen.score(tests.heldout))
+            scores[method] = tests.map(frozen.score)
         for rival, found in leads.items():
             found.append(dj.metrics.compare(scores["dime"], scores[rival], fprs=()).auc_difference)
-    sigma = schedule.sigma_table[timesteps]
-    lead = [estimate.value for estimate in leads["sima_mc_shared"]]
-    return Panel(
-        n,
-        q,
-        timesteps,
-        schedule.abar_table[timesteps].tolist(),
-        sigma.tolist(),
-        {
-            method: Curve(
-                [row.metrics.asr for row in rows],
-                [row.metrics.auc for row in rows],
-                [row.metrics.tpr_at_fpr[0.01] for row in rows],
-                [row.calibration.parameters.get("phi") for row in rows],
-            )
-            for method, rows in outcomes.items()
-        },
-        {method: float(np.mean([row.metrics.auc.value for row in rows])) for method, rows in outcomes.items()},
-        leads["sima_mc_shared"],
-        leads["sima_mc_gaussian"],
-        noise_correlation(lead, sigma.tolist()),
+    curves = {method: curve(rows) for method, rows in outcomes.items()}
+    abar, sigma = schedule.abar_table[timesteps].tolist(), schedule.sigma_table[timesteps].tolist()
+    means = {method: float(np.mean([auc.value for auc in one.auc])) for method, one in curves.items()}
+    shared, gaussian = leads.values()
+    correlation = rank_correlation([lead.value for lead in shared], sigma)
+    return Panel(n, q, timesteps, abar, sigma, curves, means, shared, gaussian, correlation)
+
+
+def curve(rows: Sequence[calibration.Outcome]) -> Curve:
+    """What one method found at each noise level."""
+    metrics = [row.metrics for row in rows]
+    return Curve(
+        [one.asr for one in metrics],
+        [one.auc for one in metrics],
+        [one.tpr_at_fpr[0.01] for one in metrics],
+        [row.calibration.parameters.get("phi") for row in rows],
     )
 
 
-def noise_correlation(lead: Sequence[float], sigma: Sequence[float]) -> float | None:
-    """Spearman's, between a lead and the noise; None if the lead does not vary."""
-    return float(stats.spearmanr(lead, sigma).statistic) if np.ptp(lead) > 0 else None
+def rank_correlation(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
+    """Return Spearman's rank correlation; None if one of the two does not vary."""
+    vary = np.ptp(first) > 0 and np.ptp(second) > 0
+    return float(stats.spearmanr(first, second).statistic) if vary else None
 
 
-class AttackStudy(NamedTuple):
-    """Panels over dataset size n at one q, and over query budget q at one n."""
+def attack_study(config: ConfigDict) -> dict[str, list[Panel]]:
+    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid).
 
-    dataset_size: list[Panel]
-    query_budget: list[Panel]
-
-
-def attack_budgets(config: ConfigDict) -> dict[int, list[int]]:
-    """The query budgets to evaluate for each dataset size."""
-    attack = config.attack
-    budgets = {n: {attack.fixed_q} for n in attack.sizes}
-    budgets.setdefault(attack.fixed_n, set()).update(attack.budgets)
-    return {n: sorted(qs) for n, qs in budgets.items()}
-
-
-def attack_study(config: ConfigDict, report: Report = _quiet) -> AttackStudy:
-    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid)."""
+    Returns panels over dataset size n at one q, and over query budget q at one n.
+    """
     panels: dict[tuple[int, int], Panel] = {}
-    for n, budgets in attack_budgets(config).items():
-        halves = []
-        for half, name in enumerate(("calibration", "test")):
-            report(f"DIME against SimA-MC, n = {n}: {name} half")
-            halves.append(attack_half(config, n, max(budgets), half))
+    queries = {n: {config.attack.fixed_q} for n in config.attack.sizes}
+    queries.setdefault(config.attack.fixed_n, set()).update(config.attack.budgets)
+    for n, budgets in queries.items():
+        print(f"DIME against SimA-MC, n = {n}", flush=True)
+        halves = [attack_half(config, n, max(budgets), half) for half in (0, 1)]
         for q in budgets:
-            report(f"DIME against SimA-MC, n = {n}: metrics at q = {q}")
             panels[n, q] = attack_panel(config, n, q, *halves)
-    return AttackStudy(
-        [panels[n, config.attack.fixed_q] for n in config.attack.sizes],
-        [panels[config.attack.fixed_n, q] for q in config.attack.budgets],
-    )
+    return {
+        "dataset_size": [panels[n, config.attack.fixed_q] for n in config.attack.sizes],
+        "query_budget": [panels[config.attack.fixed_n, q] for q in config.attack.budgets],
+    }
 
 
 def draw_attack_panels(panels: Sequence[Panel]) -> Figure:
@@ -525,23 +459,9 @@ def _draw_metric(axes: Axes, panel: Panel, metric: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- running
 
 
-def progress(total: int) -> Report:
-    """Return a function to call at the start of each of `total` steps, which prints what it is."""
-    started = itertools.count(1)
-    return lambda what: print(f"[{next(started)}/{total}] {what}", flush=True)
-
-
-def plain(value: object) -> object:
-    """NamedTuples as dicts and arrays as lists, ready for JSON; float32 values keep their 7 digits."""
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(item) for item in value]
-    if isinstance(value, (float, np.floating)):
-        return float(f"{value:.7g}")
-    return value.item() if isinstance(value, np.generic) else value
+def plain(numbers: object) -> records.Json:
+    """Records and arrays as JSON has them, with the 7 digits that float32 has."""
+    return json.loads(json.dumps(records.plain(numbers)), parse_float=lambda digits: float(f"{float(digits):.7g}"))
 
 
 def save_study(workdir: pathlib.Path, name: str, numbers: T, draw: Callable[[T], Figure]) -> None:
@@ -567,15 +487,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, object]:
         "three_cases": (three_cases, draw_three_cases),
         "denoiser_1d": (denoiser_1d, draw_denoiser_1d),
     }
-    attack_steps = sum(2 + len(budgets) for budgets in attack_budgets(config).values())
     numbers: dict[str, object] = {}
-    report = progress(len(studies) + attack_steps)
     with figures.style():
         for name, (compute, draw) in studies.items():
-            report(name.replace("_", " "))
+            print(name.replace("_", " "), flush=True)
             numbers[name] = compute(config)
             save_study(workdir, name, numbers[name], draw)
-        for name, panels in attack_study(config, report)._asdict().items():
+        for name, panels in attack_study(config).items():
             numbers[name] = panels
             save_study(workdir, name, panels, draw_attack_panels)
     return numbers

@@ -8,15 +8,13 @@ paper's questions are answered over all its models (`experiments.questions`). `-
 (`experiments.results_page`).
 """
 
-import csv
-import io
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 
 from absl import flags
 
+from dime_jax._util import csv
 from dime_jax.evidence.metrics import Estimate
 from experiments import questions, results_page
 from experiments.launch import run_app
@@ -25,17 +23,8 @@ from experiments.run_table import Table, TableLine, make_table
 from experiments.runs import METRICS, Run, group_runs, read_run
 
 
-def to_csv(tables: Sequence[Table]) -> str:
-    """Return every number of every table, as fractions, one line per row."""
-    records = [_record(table.run, line) for table in tables for line in table.lines]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return stream.getvalue()
-
-
-def _record(run: Run, line: TableLine) -> dict[str, str | int | float]:
+def csv_row(run: Run, line: TableLine) -> dict[str, str | int | float]:
+    """Return every number of one row of a table, as fractions."""
     row = line.row
     record: dict[str, str | int | float] = {
         "study": run.study,
@@ -68,13 +57,14 @@ def write_tables(runs: Sequence[str | os.PathLike[str]], output: pathlib.Path) -
     STUDY_VARIANT_questions.md answers the paper's questions over the models of a study.
     """
     if not runs:
-        raise ValueError("expected at least one run directory, got none")
+        raise ValueError("--runs must name at least one run directory, got none")
     tables = [make_table(read_run(run)) for run in runs]
     output.mkdir(parents=True, exist_ok=True)
     names = [table.run.name.replace(":", "_") for table in tables]
     if len(set(names)) < len(names):
         names = [f"{name}_{number}" for number, name in enumerate(names)]
-    texts = {"tables.csv": to_csv(tables)}
+    csv.write_csv(output / "tables.csv", [csv_row(table.run, line) for table in tables for line in table.lines])
+    texts = {}
     for name, table in zip(names, tables):
         texts[f"{name}.md"] = f"# {table.title}\n\n{render('run_table.md', table=table)}"
         texts[f"{name}.tex"] = render("run_table.tex", table=table)
@@ -93,17 +83,13 @@ if __name__ == "__main__":
     _KEPT = flags.DEFINE_string("kept", None, "a folder of finished runs, for --results")
     _RESULTS = flags.DEFINE_string("results", None, "write this page of all that --kept holds")
 
-    def _main(argv: list[str]) -> None:
-        del argv
-        try:
-            if _RESULTS.value:
-                if not _KEPT.value:
-                    raise ValueError("expected --kept=FOLDER with --results")
-                results_page.write_pages(pathlib.Path(_KEPT.value), pathlib.Path(_RESULTS.value))
-                return
-            for table in write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value)):
-                print(f"{table.title}\n\n{render('run_table.md', table=table)}")
-        except ValueError as error:
-            sys.exit(f"error: {error}")
+    def _main() -> None:
+        if _RESULTS.value:
+            if not _KEPT.value:
+                raise ValueError("--results needs --kept=FOLDER")
+            results_page.write_pages(pathlib.Path(_KEPT.value), pathlib.Path(_RESULTS.value))
+            return
+        for table in write_tables(_RUNS.value, pathlib.Path(_OUTPUT.value)):
+            print(f"{table.title}\n\n{render('run_table.md', table=table)}")
 
     run_app(_main)

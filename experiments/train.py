@@ -41,17 +41,9 @@ def training_options(section: ConfigDict) -> training.TrainingOptions:
 
 def run(config: ConfigDict, workdir: str | pathlib.Path) -> pathlib.Path:
     """Run or finish the training; returns the model directory, which also gets the split and the log."""
-    section, workdir = config.train, pathlib.Path(workdir)
-    study = open_study(config, workdir)
-    model = training.train(
-        workdir,
-        model_spec(config),
-        study.source,
-        study.split.member,
-        training.TrainingRecipe(**section.recipe),
-        options=training_options(section),
-    )
-
+    workdir, study = pathlib.Path(workdir), open_study(config, workdir)
+    recipe, options = training.TrainingRecipe(**config.train.recipe), training_options(config.train)
+    model = training.train(workdir, model_spec(config), study.source, study.split.member, recipe, options=options)
     on_first_process(lambda: add_split_and_log(workdir, study.split))
     return model
 

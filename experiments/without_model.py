@@ -49,11 +49,7 @@ class ImagesAlone(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Looked(NamedTuple):
-    """What was found, and the groups of all images of the source: copies of one picture, photos of one person."""
-
-    alone: ImagesAlone
-    groups: np.ndarray
+Looked = tuple[ImagesAlone, np.ndarray]
 
 
 def look(source: data.Source, halves: data.Halves, transform: data.Transform, seed: int) -> Looked:
@@ -64,6 +60,9 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
       halves: which of them are used.
       transform: how the model sees them.
       seed: of folds, and of the part that is looked at where there are very many.
+
+    Returns:
+      What was found, and the groups of all images of the source: copies of one picture, photos of one person.
     """
     everyone = halves.together()
     sides = [side for half in halves for side in (half.member, half.heldout)]
@@ -73,24 +72,14 @@ def look(source: data.Source, halves: data.Halves, transform: data.Transform, se
     blind = fit_blind(source, groups, transform, halves.test, seed)
     scores = blind.scores or BlindScores(*(np.zeros(0, kind) for kind in (int, int, float, float)))
     found = data.report_duplicates(duplicates, everyone, halves)
-    alone = ImagesAlone(
-        found,
-        blind.auc,
-        scores.member.tolist(),
-        scores.heldout.tolist(),
-        scores.member_scores.tolist(),
-        scores.heldout_scores.tolist(),
-        (*blind.warnings, *_across(found)),
-    )
-    return Looked(alone, groups)
-
-
-def _across(found: data.DuplicateReport) -> list[str]:
-    if not found.across_member_heldout:
-        return []
-    return [
+    across = (
         f"{found.across_member_heldout} clusters of copies lie across members and held-out images, and were left in"
-    ]
+    )
+    warnings = (*blind.warnings, *([across] if found.across_member_heldout else []))
+    columns = (scores.member, scores.heldout, scores.member_scores, scores.heldout_scores)
+    member, heldout, member_scores, heldout_scores = (column.tolist() for column in columns)
+    alone = ImagesAlone(found, blind.auc, member, heldout, member_scores, heldout_scores, warnings)
+    return alone, groups
 
 
 def write(directory: pathlib.Path, found: ImagesAlone) -> None:
@@ -99,9 +88,16 @@ def write(directory: pathlib.Path, found: ImagesAlone) -> None:
 
 
 def look_once(directory: pathlib.Path, source: data.Source, transform: data.Transform, seed: int) -> None:
-    """Write the file of a run that has none."""
+    """Write the file of a run that has none.
+
+    Args:
+      directory: of the run.
+      source: the images.
+      transform: how the model sees them.
+      seed: as in `look`.
+    """
     if not (directory / FILE).exists():
-        write(directory, look(source, stages.read_halves(directory), transform, seed).alone)
+        write(directory, look(source, stages.read_halves(directory), transform, seed)[0])
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
@@ -110,7 +106,7 @@ def results(directory: pathlib.Path) -> StudyFindings:
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
     if not path.exists():
-        raise ValueError(f"{directory} is not a finished run of experiments.attack: no {FILE} in it")
+        raise ValueError(f"{directory} is not a finished run of experiments.attack: it has no {FILE}")
     alone = records.parse(ImagesAlone, json.loads(path.read_bytes()), str(path))
     blind = None
     if alone.blind_auc is not None:

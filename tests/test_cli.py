@@ -99,7 +99,7 @@ def test_one_model_is_no_deletion(secmi, images, tmp_path, capsys):
     roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "2", "--quiet"]
     models = ["--before", str(secmi), "--after", str(secmi)]
     assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2
-    assert "expected two different models" in capsys.readouterr().err
+    assert "the models before and after must differ, got" in capsys.readouterr().err
 
 
 def test_any_failure_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
@@ -115,16 +115,27 @@ def test_any_failure_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
         cli.main(["--debug", "audit", "--output", str(tmp_path)])
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_an_interruption_says_how_to_resume(tmp_path, capsys, monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(auditing, "audit", interrupted)
     assert cli.main(["audit", "--output", str(tmp_path)]) == 130
-    assert "the same command again continues" in capsys.readouterr().err
+    assert "interrupted; re-run the same command to resume" in capsys.readouterr().err
 
 
-COMMANDS = ("audit", "compare", "score", "calibrate", "evaluate", "report", "convert", "models", "models check")
+COMMANDS = (
+    "audit",
+    "compare",
+    "score",
+    "calibrate",
+    "evaluate",
+    "report",
+    "convert",
+    "models",
+    "models check",
+    "serve",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -137,13 +148,48 @@ def test_help_shows_an_example(command, capsys):
     assert f"dime-jax {command} " in printed.replace("\n", " ")
 
 
-def test_help_is_quick():
-    """It must not import JAX; seconds are not asserted, since machines differ."""
+NEEDED = ("model", "members", "heldout", "candidates", "captions", "output", "level")
+FIRST = {  # what a screen shows of each command
+    "audit": NEEDED,
+    "compare": ("before", "after", *NEEDED[1:]),
+    "score": ("model", "members", "heldout", "captions", "half"),
+    "convert": ("source", "output", "dialect", "weights", "image_size", "schedule"),
+    "models check": ("images", "output", "count"),
+    "serve": ("name", "host", "port", "token_env", "max_batch", "rate"),
+    "evaluate": ("json", "fail_if"),
+    "report": ("json", "fail_if"),
+    "calibrate": ("attack_module",),
+}
+
+
+@pytest.mark.parametrize(("command", "options"), FIRST.items())
+def test_what_nearly_everyone_needs_fits_on_a_screen(command, options, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"usage: dime-jax {command}( \S+)* \[options\]", lines[0])
+    assert lines[1] == ""  # a usage of one line
+    assert max(map(len, lines)) < 120
+    screen = "\n".join(lines[:30])
+    assert f"\n  dime-jax {command}" in screen
+    for option in options:
+        assert f"\n  --{option}" in screen
+    if command == "audit":
+        assert "hf:" in screen
+        headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
+        assert headings[2:] == [f"{heading}:" for heading in cli._HEADINGS]
+
+
+@pytest.mark.parametrize("command", ["", "audit", "score", "serve"])
+def test_help_is_quick(command):
+    """It must import neither JAX nor NumPy; seconds are not asserted, since machines differ."""
     script = (
-        "import sys, dime_jax.cli\ntry: dime_jax.cli.main(['--help'])\nexcept SystemExit: print('jax' in sys.modules)"
+        f"import sys, dime_jax.cli\ntry: dime_jax.cli.main({[*command.split(), '--help']})\n"
+        "except SystemExit: print({'jax', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+    assert done.stdout.endswith("\nset()\n")
 
 
 def test_a_checkpoint_is_converted_and_looked_at(secmi, tmp_path, capsys):
@@ -187,7 +233,7 @@ def test_every_command_opens_what_needs_conversion(secmi, tmp_path, capsys):
     assert any(fact.startswith(inferred) for fact in results["model"]["facts"])
     # The two files hold the same EMA weights: both were converted, with the option, before that was found.
     assert cli.main([*commands[4], "--image_size", "16"]) == 2
-    assert "expected two different models" in capsys.readouterr().err
+    assert "the models before and after must differ, got" in capsys.readouterr().err
 
 
 def assert_refused(arguments, message, capsys):
@@ -210,13 +256,13 @@ def assert_refused(arguments, message, capsys):
         (["convert", "--source", __file__, "--output", "model"], "not a PyTorch file"),
         (
             ["score", "run", "--model", "missing", "--members", "a"],
-            "expected either --members and --heldout, or --images",
+            "name the images with --members and --heldout, or with --images and --split",
         ),
         (["models", "check", "missing", "--images", "digits", "--output", "out"], "no model directory 'missing'"),
         (["audit", "--model", "missing"], "no model directory 'missing'"),
-        (["audit", "--level", "2"], "expected 0 < level < 1, got level=2.0"),
+        (["audit", "--level", "2"], "level must be > 0 and < 1, got 2.0"),
         (["report", "."], "holds no audit and no comparison: no audit.json or compare.json in it"),
-        (["compare", "--before", "a", "--after", "b"], "expected candidates"),
+        (["compare", "--before", "a", "--after", "b"], "candidates must be given"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
@@ -237,18 +283,18 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, loss_mc@10, pia_l2@2"),
         ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers
         ([*AUDIT, "--heldout", "b", "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
-        ([*AUDIT, "--decide_with", "dime"], "unknown attack 'dime' to decide with; expected one of loss@1"),
+        ([*AUDIT, "--decide_with", "dime"], "decide_with must be one of loss@1"),
         ([*AUDIT, "--attacks", "dimes"], "unknown attack 'dimes'; expected one of loss"),
         (
             [*AUDIT, "--attacks", "dime", "secmi", "--queries", "1"],
-            "expected at least 2 queries per image, the cost of",
+            "queries per image must be >= 2, the cost of",
         ),
         ([*AUDIT, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*COMPARE, "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
-        ([*COMPARE, "--decide_with", "dime@11"], "to decide with; expected one of dime_theory@11"),
+        ([*COMPARE, "--decide_with", "dime@11"], "decide_with must be one of dime_theory@11, got 'dime@11'"),
         (
             [*COMPARE, "--queries", "1"],
-            "expected at least 2 queries per image, the cost of the cheapest attack asked for (dime_",
+            "queries per image must be >= 2, the cost of dime_",
         ),
         ([*COMPARE, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*SCORE, "--attacks", "dimes"], "unknown attack 'dimes'"),

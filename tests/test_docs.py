@@ -138,7 +138,7 @@ def test_links_lead_somewhere():
 
 
 MADE = {"api.md", "changelog.md", "contributing.md", "example_report.html", "experiments.md", "figures.md"}
-MADE |= {"five_minutes.md", "security.md"}
+MADE |= {"five_minutes.md", "options.md", "security.md"}
 
 
 def test_every_page_has_a_place_in_the_site():
@@ -153,6 +153,17 @@ def test_the_api_reference_has_every_public_name(monkeypatch):
     modules = {"attacks", "calibration", "data", "evidence", "metrics"}
     assert set(dj.__all__) - modules <= listed
     assert {"open_source", "fraction_used", "evaluate", "conformal_p_values", "calibrate"} <= listed
+
+
+def test_the_page_of_options_has_every_option_of_every_command():
+    hooks = pytest.importorskip("mkdocs") and load(ROOT / "docs/site_hooks.py")
+    page = hooks.options_page()
+    for command, parser in cli.commands().items():
+        section = page.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
+        rows = {row.strip("`") for row in re.findall(r"^\| (`\S+`) \|", section, re.MULTILINE)}
+        options = {option for action in parser._actions for option in action.option_strings if len(option) > 2}
+        assert options - {"--help"} == {row for row in rows if row.startswith("--")}
+    assert "| `--level` | the false discovery rate of the verdicts" in page
 
 
 def load(path):

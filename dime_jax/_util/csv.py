@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from dime_jax._util import files
+from dime_jax._util.text import printable
 
 # What makes a spreadsheet take a cell for a formula; the wide forms do so in East Asian versions.
 _FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -32,8 +33,3 @@ def as_text(value: str) -> str:
     """
     start = "'" if value.startswith(_FORMULA_STARTS) or not value[:1].isprintable() else ""
     return start + printable(value)
-
-
-def printable(text: str) -> str:
-    r"""Text on one line, with what cannot be printed as escapes such as \n."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -123,6 +123,13 @@ def load_arrays(path: pathlib.Path, content: bytes) -> dict[str, np.ndarray]:
         raise Damaged(f"{path} is damaged: not an .npz file of arrays") from None
 
 
+def dump_arrays(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> bytes:
+    """Return the bytes of an .npz file, for `load_arrays`."""
+    buffer = io.BytesIO()
+    (np.savez_compressed if compress else np.savez)(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
 def _has_its_digest(content: bytes) -> bool:
     """Whether a file ends with the digest of what it would be without."""
     own = _OWN_DIGEST.search(content)

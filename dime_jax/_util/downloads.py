@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
 
-from dime_jax._util.files import printable
+from dime_jax._util.text import one_line, printable
 
 PREFIX = "hf:"
 
@@ -122,7 +122,7 @@ def fetch_files(
         raise DownloadError(f"{name}: {error}") from None
     # No network, a broken one and a Hub in trouble raise types of several libraries, which change with its versions.
     except Exception as error:
-        reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+        reason = one_line(f"{type(error).__name__}: {error}")
     try:  # what was fetched before
         directory = repository.snapshot(_NO_FILES, local_files_only=True)
         return _complete(directory, choose(repository.cached_files(directory)))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from dime_jax._util.text import shorten
+
 if TYPE_CHECKING:
     from dime_jax._util.typing import JsonObject  # imports JAX, which takes a while
 
@@ -44,12 +46,9 @@ def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
     Raises:
       ValueError: in one line that names the file.
     """
-    if not file.is_file():
-        raise ValueError(f"no file {file}")
-    if file.stat().st_size > most:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    text = read_text(file, most)
     try:
-        contents = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        contents = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(contents, dict):
@@ -57,12 +56,24 @@ def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
     return contents
 
 
+def read_text(file: pathlib.Path, most: int) -> str:
+    """Return the text of a file from a stranger that has at most so many bytes; raise as `read_json` does."""
+    if not file.is_file():
+        raise ValueError(f"no file {file}")
+    if file.stat().st_size > most:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: not UTF-8") from None
+
+
 def unique(pairs: list[tuple[str, object]]) -> "JsonObject":
     """For `object_pairs_hook`: return a dict, unless a key occurs twice."""
     result: JsonObject = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"the key {name!r} occurs twice")
+            raise ValueError(f"the key {shorten(name)!r} occurs twice")
         result[name] = value
     return result
 
@@ -76,11 +87,6 @@ def file_digests(path: pathlib.Path) -> dict[pathlib.Path, str]:
         with file.open("rb") as stream:
             digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
     return digests
-
-
-def printable(text: str) -> str:
-    """Return a text for people; names in a file may hold anything, line breaks and terminal escapes included."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager

@@ -1,16 +1,18 @@
-"""Options in either spelling (`--flag-name` means `--flag_name`), and records of options that are declared once.
+"""Records whose fields are options, each declared once, and command lines that read them in either spelling.
 
-Nothing slow is imported here: `dime-jax --help` needs it.
+From the declaration come the flags, the documentation and, for audits, the record of what was asked for. `--flag-name`
+means `--flag_name`. Nothing slow is imported here: `dime-jax --help` needs it.
 """
 
 import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 T = TypeVar("T")
+REQUIRED: Any = dataclasses.MISSING
 
 
 class OptionsRecord(Protocol):
@@ -22,29 +24,87 @@ class OptionsRecord(Protocol):
 R = TypeVar("R", bound=OptionsRecord)
 
 
-def option(default: T, help: str, **argument: object) -> T:
+def option(default: T, help: str, heading: str | None = "", metavar: str | None = None, **argument: object) -> T:
     """Return the field of a dataclass of options, with what `argparse` needs to know about it.
 
     Args:
-      default: if it is a tuple, the option may be given more than once.
-      help: for people.
+      default: if it is a tuple, the option may be given more than once; if it is False, the option takes no value.
+      help: for people, without the default, which is added.
+      heading: of the options among which `--help` shows it; "" for those that come first, None for no flag at all.
+      metavar: what stands for the value; N and X for numbers if None.
       **argument: see `argparse.ArgumentParser.add_argument`.
     """
-    several = {"action": "append"} if isinstance(default, tuple) else {}
-    return dataclasses.field(default=default, metadata={"help": help, **several, **argument})
+    if isinstance(default, bool):
+        argument |= {"action": "store_true"}
+    elif isinstance(default, tuple):
+        argument |= {"action": "append"}
+    elif isinstance(default, int | float):
+        argument |= {"type": type(default)}
+    metavar = metavar or ("N" if argument.get("type") is int else "X" if argument.get("type") is float else None)
+    shown = {} if metavar is None else {"metavar": metavar}
+    return dataclasses.field(default=default, metadata={"help": help, "heading": heading, **shown, **argument})
 
 
-def add_options(parser: argparse._ActionsContainer, record: type[OptionsRecord], only: str = "") -> None:
-    """Add the options of a record to a parser or a group of one, or only those whose names begin so."""
+def documented(record: type[T]) -> type[T]:
+    """Add what each option of a record means to its documentation."""
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]
+    lines = [f"  {field.name}: {field.metadata['help']}." for field in fields if field.metadata]
+    record.__doc__ = "\n".join([f"{record.__doc__}\n\nAttributes:", *lines])
+    return record
+
+
+def check_choices(options: OptionsRecord) -> None:
+    """Require every option that has choices to be one of them, or to be left open."""
+    for field in dataclasses.fields(options):
+        value, choices = getattr(options, field.name), field.metadata.get("choices")
+        if choices and value is not None and value not in choices:
+            raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def add_options(
+    parser: argparse.ArgumentParser, record: type[OptionsRecord], names: Collection[str] | None = None, **defaults: Any
+) -> None:
+    """Add the options of a record to a parser, each under its heading.
+
+    Args:
+      parser: the parser.
+      record: the type of the record.
+      names: of the options to add; all if None.
+      **defaults: in place of those of the record; REQUIRED for none.
+    """
     for field in dataclasses.fields(record):
-        default = list(field.default) if isinstance(field.default, tuple) else field.default
-        if field.name.startswith(only):
-            parser.add_argument(f"--{field.name}", default=default, **field.metadata)
+        argument = dict(field.metadata)
+        heading = argument.pop("heading", None)
+        if heading is None or (names is not None and field.name not in names):
+            continue
+        default = defaults.get(field.name, field.default)
+        if default is REQUIRED:
+            argument["required"] = True
+        elif isinstance(default, tuple):
+            argument["default"] = list(default)
+        else:
+            argument["default"] = default
+            shown = (
+                ""
+                if default is None or default is False
+                else f" (default: {default:g})"
+                if isinstance(default, float)
+                else f" (default: {default})"
+            )
+            argument["help"] += shown
+        under(parser, heading).add_argument(f"--{field.name}", **argument)
 
 
-def read_options(args: argparse.Namespace, record: type[R]) -> R:
-    """Return the record of the options that were parsed; those that the parser does not have are at their defaults."""
-    return record(**{name: getattr(args, name) for name in record.__dataclass_fields__ if hasattr(args, name)})
+def under(parser: argparse.ArgumentParser, heading: str) -> argparse._ActionsContainer:
+    """Return the group of a parser's options with this heading; the parser itself for "", the first of all."""
+    groups = {group.title: group for group in parser._action_groups}
+    return groups.get(heading) or (parser.add_argument_group(heading) if heading else parser)
+
+
+def read_options(args: argparse.Namespace, record: type[R], **others: Any) -> R:
+    """Return the record of the options that were parsed, and others; those that are neither are at their defaults."""
+    parsed = {name: getattr(args, name) for name in record.__dataclass_fields__ if hasattr(args, name)}
+    return record(**{**parsed, **others})
 
 
 def changed(options: OptionsRecord) -> dict[str, tuple[Any, ...]]:
@@ -57,11 +117,6 @@ def changed(options: OptionsRecord) -> dict[str, tuple[Any, ...]]:
         for name in given
         if given[name] != defaults[name]
     }
-
-
-def words(options: OptionsRecord) -> list[str]:
-    """Return the options that are not at their defaults as words of a command line."""
-    return [word for name, values in changed(options).items() for one in values for word in (f"--{name}", str(one))]
 
 
 def underscored(arguments: Iterable[str]) -> list[str]:

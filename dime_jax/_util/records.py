@@ -15,6 +15,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union
 
 import numpy as np
 
+from dime_jax._util.text import shorten
+
 _ABSENT = "absent"
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -161,7 +163,7 @@ def _choose(tagged: Tagged, base: Any, value: object, where: str) -> Any:
 def _expect_kind(kinds: Sequence[Any], contents: Mapping[str, object], where: str) -> Any:
     kind = contents.get("kind")
     if kind not in kinds:
-        raise ValueError(f"unknown {where} kind {_short(kind)}; expected one of {', '.join(kinds)}")
+        raise ValueError(f"unknown {where} kind {shorten(repr(kind))}; expected one of {', '.join(kinds)}")
     return kind
 
 
@@ -181,7 +183,7 @@ def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str
 
 
 def _check_keys(contents: Mapping[str, object], expected: set[str], where: str) -> None:
-    problems = [f"unknown {_short(key)}" for key in sorted(contents.keys() - expected)]
+    problems = [f"unknown {shorten(repr(key))}" for key in sorted(contents.keys() - expected)]
     problems += [f"missing {key!r}" for key in sorted(expected - contents.keys())]
     if problems:
         raise ValueError(f"bad fields in {where}: {', '.join(problems[:5])}")
@@ -197,7 +199,7 @@ def _optional(kind: Any) -> set[str]:
 def _expect(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         wanted = {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(kind, "a number")
-        raise ValueError(f"expected {where} to be {wanted}, got {str(value)[:40]!r}")
+        raise ValueError(f"expected {where} to be {wanted}, got {shorten(str(value), 40)!r}")
     return value
 
 
@@ -206,8 +208,3 @@ def _absent(record: object) -> set[str]:
     hints = typing.get_type_hints(type(record), include_extras=True)
     declared = (name for name, hint in hints.items() if _ABSENT in getattr(hint, "__metadata__", ()))
     return {name for name in declared if getattr(record, name) is None}
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

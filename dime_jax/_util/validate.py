@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dime_jax._util.text import shorten
+
 
 def is_concrete(value: object) -> bool:
     """Whether `value` can be looked at now (not a tracer)."""
@@ -37,6 +39,15 @@ def check_at_least(value: ArrayLike, bound: float, name: str) -> None:
     """Require value >= bound."""
     if is_concrete(value) and not np.all(np.asarray(value) >= bound):
         raise ValueError(f"{name} must be >= {bound}, got {_show(value)}")
+
+
+def check_unit(value: ArrayLike, name: str, ends: str = "()") -> None:
+    """Require numbers between 0 and 1: strictly, or with the ends that have a square bracket, as in "[)"."""
+    array = np.asarray(value)
+    low = array >= 0 if ends[0] == "[" else array > 0
+    high = array <= 1 if ends[1] == "]" else array < 1
+    if not np.all(low & high):
+        raise ValueError(f"{name} must be in {ends[0]}0, 1{ends[1]}, got {_show(value)}")
 
 
 def check_shape(array: ArrayLike, shape: Sequence[int | None], name: str) -> None:
@@ -68,5 +79,4 @@ def check_not_empty(array: ArrayLike, name: str) -> None:
 
 
 def _show(value: ArrayLike) -> str:
-    text = str(np.asarray(value)) if is_concrete(value) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(str(np.asarray(value) if is_concrete(value) else value))

@@ -188,9 +188,8 @@ def all_answers(setting: Setting) -> Recipe:
 
     def assemble(r: Terms) -> Terms:
         base, image, trace, probes = np.split(r, np.cumsum([BANDS, BANDS, len(indices)]))
-        return np.concatenate(
-            [base, probes.reshape(len(indices), BANDS, -1).mean(axis=0), trace.mean(axis=0)[None], image]
-        )
+        bands = probes.reshape(len(indices), BANDS, -1).mean(axis=0)
+        return np.concatenate([base, bands, trace.mean(axis=0)[None], image])
 
     return Recipe(readings, assemble)
 
@@ -206,7 +205,8 @@ def level_low(setting: Setting) -> Recipe:
 
 
 _ONE_ANSWER_GRIDS = {profile: grid(t=times, gamma=[0.0, *GAMMAS[profile]]) for profile, times in TIMES.items()}
-_entry = functools.partial(Attack, family=FAMILY)
+_FREMIA = f"{CITATION}, ablation; weighted as in FreMIA, 2026"
+_entry = functools.partial(Attack, grids=GRIDS, family=FAMILY)
 
 ATTACKS = (
     _entry(
@@ -222,18 +222,11 @@ ATTACKS = (
         "dime_bands_all",
         "DIME bands, all answers",
         f"{CITATION}; read in bands of frequency here",
-        grids=GRIDS,
         recipe=all_answers,
         tiers=TIERS,
         signs=(1,) * (2 * BANDS) + (-1,) + (0,) * BANDS,
         rule=Discriminant(asked=2 * BANDS + 1),
     ),
-    _entry("level_l4", "Level only (l4)", f"{CITATION}, ablation; the l4 norm is ours", grids=GRIDS, recipe=level_l4),
-    _entry(
-        "level_low",
-        "Level only (low frequencies)",
-        f"{CITATION}, ablation; weighted as in FreMIA, 2026",
-        grids=GRIDS,
-        recipe=level_low,
-    ),
+    _entry("level_l4", "Level only (l4)", f"{CITATION}, ablation; the l4 norm is ours", recipe=level_l4),
+    _entry("level_low", "Level only (low frequencies)", _FREMIA, recipe=level_low),
 )

@@ -6,7 +6,7 @@ jitted network, a NumPy function, a hosted model. Scores are **lower for members
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Never
 
 import jax.numpy as jnp
@@ -76,25 +76,13 @@ def _calls_behind(readings: Iterable[Reading]) -> Collection[Call]:
     return asked
 
 
-def walk_trees(
-    roots: Iterable[Call], trees: Trees, ask: Callable[[Call, PyTree], Answer]
-) -> Iterator[tuple[Call, Arrays]]:
-    """Ask every call under the roots, depth first, and yield its numbers.
-
-    States live only as long as a call that starts from them is still to come.
-    """
-    stack = [(root, None) for root in reversed(tuple(roots))]
-    while stack:
-        call, given = stack.pop()
-        state, numbers = ask(call, given)
-        stack.extend((child, state) for child in reversed(trees.get(call, ())))
-        del state, given
-        yield call, numbers
-
-
 def calls_below(roots: Iterable[Call], trees: Trees) -> list[Call]:
-    """The calls that `walk_trees` asks, in its order."""
-    return [call for call, _ in walk_trees(roots, trees, lambda call, given: Answer(None, {}))]
+    """Return the calls under the roots, depth first."""
+    calls, stack = list[Call](), list(roots)[::-1]
+    while stack:
+        calls.append(stack.pop())
+        stack.extend(reversed(trees.get(calls[-1], ())))
+    return calls
 
 
 def run_recipe(
@@ -109,9 +97,12 @@ def run_recipe(
       x: images [B, ...].
       draws: where the probes and noises come from.
     """
-    trees, batch = grow_trees(recipe.readings), images(x)
-    asked = walk_trees(trees[None], trees, lambda call, given: call.ask(eps_fn, schedule, batch, draws, given))
-    numbers = dict(asked)
+    trees, batch, numbers = grow_trees(recipe.readings), images(x), dict[Call, Arrays]()
+    stack = [(root, None) for root in reversed(trees[None])]
+    while stack:  # depth first: a state lives only as long as a call that starts from it is still to come
+        call, given = stack.pop()
+        state, numbers[call] = call.ask(eps_fn, schedule, batch, draws, given)
+        stack.extend((child, state) for child in reversed(trees.get(call, ())))
     return jnp.asarray(recipe.assemble(jnp.stack([numbers[call][name] for call, name in recipe.readings])))
 
 
@@ -188,9 +179,7 @@ class Whole(Call):
             nonlocal asked
             asked += 1
             if asked > self.cost:
-                raise ValueError(
-                    f"expected {self.attack} to ask {self.cost} times per image, as it says it does, got {asked}"
-                )
+                raise ValueError(f"{self.attack} must ask {self.cost} times per image, as it says, got {asked}")
             return eps_fn(x, t)
 
         terms = jnp.asarray(self.run(counted, schedule, x, draws, dict(self.setting)))

@@ -254,10 +254,6 @@ class Noisy(AtNoise):
         self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: Array, asked: Query, eps: Array, mask: Mask
     ) -> Answer:
         """Numbers loss: ‖ξ - ε‖; l4: ‖ε‖₄; mean_l4: ‖mean of the responses up to this one‖₄."""
-        total = given + eps
-        numbers = {
-            "loss": norm(drawn["noise"] - eps, 2, mask),
-            "l4": norm(eps, 4, mask),
-            "mean_l4": norm(total / (self.index + 1), 4, mask),
-        }
-        return Answer(total, numbers)
+        total, loss = given + eps, norm(drawn["noise"] - eps, 2, mask)
+        mean_l4 = norm(total / (self.index + 1), 4, mask)
+        return Answer(total, {"loss": loss, "l4": norm(eps, 4, mask), "mean_l4": mean_l4})

@@ -1,6 +1,7 @@
 """CLiD: how much a caption helps the model to predict the noise, against its parts and none (Zhai et al. 2024)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ import numpy as np
 from jax import Array
 
 from dime_jax._util.typing import PyTree
-from dime_jax.attacks.base import Attack, Reading, Recipe, Setting
+from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, grid
 from dime_jax.attacks.calls import Answer, Arrays, AtNoise, Mask, Query, masked
-from dime_jax.attacks.rules import TermPair, Terms, Weights
+from dime_jax.attacks.rules import Rule, TermPair, Terms, Weights
 from dime_jax.core.denoiser import TEXT_CONDITIONS
 from dime_jax.core.schedule import NoiseSchedule
 
@@ -41,14 +42,13 @@ class Told(AtNoise):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blend:
+class Blend(Rule):
     """1 - a and a for two standardised terms, a = 0, 0.05, …, 1.
 
     CLiD scales by median and quartiles; that is another unit for a, and calibration chooses a.
     """
 
     standardize: bool = True
-    fitted: bool = False
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """One pair for each a."""
@@ -76,22 +76,8 @@ _CITATION = (
     "Zhai et al.: Membership inference on text-to-image diffusion models via conditional likelihood discrepancy, 2024"
 )
 # The published timesteps 485, 495 and 505; the paper's profile looks around them.
-_GRIDS = {
-    "paper": [{"t": t, "step": 10} for t in (195, 345, 495, 645)],
-    "quick": [{"t": 495, "step": 10}],
-    "light": [{"t": 495, "step": 10}],
-}
+_TIMES = {"paper": [195, 345, 495, 645], "quick": [495], "light": [495]}
+_GRIDS = {profile: grid(t=times, step=[10]) for profile, times in _TIMES.items()}
+_entry = functools.partial(Attack, family="CLiD", conditions=TEXT_CONDITIONS)
 
-ATTACKS = (
-    Attack(
-        "clid",
-        "CLiD",
-        _CITATION,
-        recipe=recipe,
-        grids=_GRIDS,
-        signs=(1, 1),
-        rule=Blend(),
-        family="CLiD",
-        conditions=TEXT_CONDITIONS,
-    ),
-)
+ATTACKS = (_entry("clid", "CLiD", _CITATION, recipe=recipe, grids=_GRIDS, signs=(1, 1), rule=Blend()),)

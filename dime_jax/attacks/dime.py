@@ -251,10 +251,8 @@ def central(setting: Setting) -> Recipe:
     """B̂² and V̂ by central differences."""
     probes = _probes(setting)
     mirrors = [Mirror(probe.t, probe.gamma, probe.index) for probe in probes]
-    readings = [
-        *(Reading(call, "norm") for call in (*probes, *mirrors)),
-        *(Reading(mirror, "trace") for mirror in mirrors),
-    ]
+    norms = [Reading(call, "norm") for call in (*probes, *mirrors)]
+    readings = [*norms, *(Reading(mirror, "trace") for mirror in mirrors)]
 
     def assemble(r: Terms) -> Terms:
         plus, minus, trace = r.reshape(3, len(probes), -1)
@@ -279,12 +277,16 @@ CITATION = "Do, Alabi: DIME: Query-efficient framework for membership inference 
 TIMES = {"paper": [*range(50, 231, 20)], "quick": [30, 70, 120], "light": [70, 120]}
 GAMMAS = {"paper": [0.05, 0.1, 0.2, 0.4, 0.6], "quick": [0.1, 0.4], "light": [0.1]}
 GRIDS = {profile: grid(t=times, gamma=GAMMAS[profile]) for profile, times in TIMES.items()}
-_entry = functools.partial(Attack, grids=GRIDS, family=FAMILY)
 TIERS = (1, 10, 30)
 _SIGNS = (1, -1)  # B̂² is lower and V̂ higher for members
+_SEARCHED = Angles(search_angles)
+_THEORY = Angles(lambda schedule, setting: [theory_phi(schedule.sigma(int(setting["t"]))).item()], standardize=False)
+_CROWDING = Angles(lambda schedule, setting: [-np.pi / 2])
+_entry = functools.partial(Attack, grids=GRIDS, family=FAMILY)
+_forward = functools.partial(_entry, recipe=forward, tiers=TIERS, signs=_SIGNS)
 
 ATTACKS = (
-    _entry("dime", "DIME", CITATION, recipe=forward, tiers=TIERS, signs=_SIGNS, rule=Angles(search_angles)),
+    _forward("dime", "DIME", CITATION, rule=_SEARCHED),
     # Tiers of 1, 5, 15 central pairs cost 2, 10 and 30 queries: the budgets of the other attacks.
     _entry(
         "dime_central",
@@ -293,27 +295,9 @@ ATTACKS = (
         recipe=central,
         tiers=(1, 5, 15),
         signs=_SIGNS,
-        rule=Angles(search_angles),
+        rule=_SEARCHED,
     ),
-    _entry(
-        "dime_theory",
-        "DIME theory weights",
-        f"{CITATION}, Eq. M_decomposition",
-        recipe=forward,
-        tiers=TIERS,
-        signs=_SIGNS,
-        rule=Angles(
-            lambda schedule, setting: [theory_phi(schedule.sigma(int(setting["t"]))).item()], standardize=False
-        ),
-    ),
+    _forward("dime_theory", "DIME theory weights", f"{CITATION}, Eq. M_decomposition", rule=_THEORY),
     _entry("level_only", "Level only (B²)", f"{CITATION}, ablation", recipe=level, tiers=TIERS),
-    _entry(
-        "crowding_only",
-        "Crowding only (V)",
-        f"{CITATION}, ablation",
-        recipe=forward,
-        tiers=TIERS,
-        signs=_SIGNS,
-        rule=Angles(lambda schedule, setting: [-np.pi / 2]),
-    ),
+    _forward("crowding_only", "Crowding only (V)", f"{CITATION}, ablation", rule=_CROWDING),
 )

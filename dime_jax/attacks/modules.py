@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dime_jax._util import digests
+from dime_jax._util.text import one_line
 from dime_jax.attacks import registry
 
 
@@ -114,5 +115,4 @@ def _execute(file: pathlib.Path, source: bytes) -> None:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = "" if line is None else f", line {line}"
-        reason = " ".join(str(error).split())
-        raise ValueError(f"attack module {file}{where}: {type(error).__name__}: {reason}") from error
+        raise ValueError(f"attack module {file}{where}: {type(error).__name__}: {one_line(error, None)}") from error

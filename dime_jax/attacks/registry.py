@@ -24,9 +24,9 @@ def get_attack(name: str) -> Attack:
 
 def attack_names(conditions: Collection[str] | None = None) -> tuple[str, ...]:
     """All registered names, ours first: baselines, then DIME's; or those for models that offer these conditions."""
-    return tuple(
-        name for name, attack in _REGISTRY.items() if conditions is None or set(attack.conditions) <= set(conditions)
-    )
+    if conditions is None:
+        return tuple(_REGISTRY)
+    return tuple(name for name, attack in _REGISTRY.items() if set(attack.conditions) <= set(conditions))
 
 
 def describe_attack(name: str) -> Attack:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -43,30 +43,25 @@ class Weights(NamedTuple):
     auc: float | None = None
 
 
-class Rule(Protocol):
-    """Which weights calibration may choose from, at any setting."""
+class Rule:
+    """Which weights calibration may choose from, at any setting.
 
-    @property
-    def standardize(self) -> bool:
-        """Whether terms are standardised with calibration statistics first."""
-        ...
-
-    @property
-    def fitted(self) -> bool:
-        """Whether the weights themselves are fitted to the labels of the terms."""
-        ...
-
-    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights to choose from; `terms` are those of the calibration half, standardised if the rule says so."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Single:
-    """The only term is the score."""
+    Attributes:
+      standardize: whether terms are standardised with calibration statistics first.
+      fitted: whether the weights themselves are fitted to the labels of the terms.
+    """
 
     standardize: bool = False
     fitted: bool = False
+
+    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
+        """The weights to choose from; `terms` are those of the calibration half, standardised if the rule says so."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Single(Rule):
+    """The only term is the score."""
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """One."""
@@ -78,7 +73,7 @@ SINGLE = Single()
 
 
 @dataclasses.dataclass(frozen=True)
-class Angles:
+class Angles(Rule):
     """cos φ and sin φ for two terms.
 
     Attributes:
@@ -88,7 +83,6 @@ class Angles:
 
     angles: Callable[[NoiseSchedule, Mapping[str, int | float]], Sequence[float]]
     standardize: bool = True
-    fitted: bool = False
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """One pair for each angle."""
@@ -102,7 +96,7 @@ def at_angle(phi: float) -> Weights:
 
 
 @dataclasses.dataclass(frozen=True)
-class Discriminant:
+class Discriminant(Rule):
     """Fisher's linear discriminant of what the image alone does not explain of the terms.
 
     The first `asked` terms y come from the model's answers, the others z from the image alone. With y = A z + b fitted
@@ -131,10 +125,8 @@ class Discriminant:
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """One set of weights for each λ, with its cross-validated AUC; 1/2 where a set has a single image."""
         del schedule, setting
-        return [
-            Weights(tuple(self._fit(terms, ridge)), {"ridge": ridge}, self._cross_validate(terms, ridge))
-            for ridge in self.ridges
-        ]
+        fits = {ridge: tuple(self._fit(terms, ridge)) for ridge in self.ridges}
+        return [Weights(fit, {"ridge": ridge}, self._cross_validate(terms, ridge)) for ridge, fit in fits.items()]
 
     def _fit(self, terms: TermPair, ridge: float) -> np.ndarray:
         """Weights of all terms [columns], lower scores for members."""

@@ -1,6 +1,6 @@
 from .config import AuditConfig as AuditConfig
 from .deletion import compare as compare
 from .deletion import report_comparison as report_comparison
-from .stages import AuditResult as AuditResult
-from .stages import audit as audit
-from .stages import report as report
+from .run_audit import AuditResult as AuditResult
+from .run_audit import audit as audit
+from .run_audit import report as report

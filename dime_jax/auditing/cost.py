@@ -1,7 +1,7 @@
 """How long an audit will take, said as soon as it is known how long a query takes; for slow models, what is quicker."""
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from dime_jax._util.progress import duration
@@ -75,8 +75,8 @@ def _at_most(count: int, most: int | None) -> int:
     return count if most is None else min(count, most)
 
 
-def announced(config: AuditConfig, images: CheckedImages, denoiser: Denoiser) -> AuditConfig:
-    """The same audit, that says once, from its first measured queries, how long it will take in all.
+def eta_hook(config: AuditConfig, images: CheckedImages, denoiser: Denoiser) -> Callable[[float], None]:
+    """Return a hook that prints once, given the measured seconds per query, how long the whole audit will take.
 
     Above ten minutes it also says what the light profile would take, and what that loses. Nothing is asked to find out.
     """
@@ -86,20 +86,20 @@ def announced(config: AuditConfig, images: CheckedImages, denoiser: Denoiser) ->
         nonlocal said
         if not said:
             said = True
-            for line in announcement(config, images, denoiser.schedule, seconds, config.offered(denoiser)):
+            for line in eta_lines(config, images, denoiser.schedule, seconds, config.offered(denoiser)):
                 config.options.say(line)
 
-    return dataclasses.replace(config, options=dataclasses.replace(config.options, on_rate=on_rate))
+    return on_rate
 
 
-def announcement(
+def eta_lines(
     config: AuditConfig,
     images: CheckedImages,
     schedule: NoiseSchedule,
     seconds: float,
     conditions: Collection[str] = (OWN,),
 ) -> Iterator[str]:
-    """The lines that `announced` says, at so many seconds for a query."""
+    """Return the lines that `eta_hook` prints, at so many seconds per query."""
     cost = expected(config, images, schedule, conditions)
     left = max(0, cost.queries - query_ledger.queries_made(config.directory))
     yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"

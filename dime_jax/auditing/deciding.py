@@ -34,7 +34,7 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       theory_setting: without: the setting that was stated.
-      options: for all that is asked further, see `protocol.stages.run`.
+      hooks: for all that is asked further, see `protocol.stages.run`.
     """
 
     decider: Calibration
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
     heldout: np.ndarray
     halves: data.Halves | None
     theory_setting: Setting | None
-    options: scoring.ScoringOptions
+    hooks: scoring.Hooks
 
     @property
     def label(self) -> str:
@@ -50,7 +50,13 @@ class Decision(NamedTuple):
         return self.decider.label
 
 
-def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, take: Sequence[str]) -> Decision:
+def decide(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    take: Sequence[str],
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> Decision:
     """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
 
     Args:
@@ -58,27 +64,33 @@ def decide(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, take:
       denoiser: the model.
       images: to ask about.
       take: stages of the protocol, the calibration of attacks among them.
+      hooks: what to call meanwhile.
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
         setting = config.theory_setting()
         why = "theory weights at a stated setting: without known members nothing can be calibrated"
         decider = stages.theory_weights(denoiser.schedule, setting)
-        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images))
+        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images, hooks))
     halves = cut(config, images.split, images.source, images.groups)
-    options = run_protocol(config, denoiser, images, halves, take)
+    hooks = run_protocol(config, denoiser, images, halves, take, hooks)
     choice = choose_decider(
         stages.read_calibrations(directory),
         stages.asked_labels(directory),
         config.decide_with,
         stages.read_direction(directory, ["calibration"], images.groups),
     )
-    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, options)
+    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, hooks)
 
 
 def run_protocol(
-    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, halves: data.Halves, take: Sequence[str]
-) -> scoring.ScoringOptions:
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    halves: data.Halves,
+    take: Sequence[str],
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
     """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
     jobs = config.jobs(config.offered(denoiser))
     config.check_decider(planning.row_labels(jobs))
@@ -94,14 +106,24 @@ def run_protocol(
         options=config.options,
         take=take,
         say=config.options.say,
+        hooks=hooks,
     )
 
 
-def guard(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> scoring.ScoringOptions:
+def guard(
+    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, hooks: scoring.Hooks = scoring.NO_HOOKS
+) -> scoring.Hooks:
     """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
     options, heldout = config.options, images.split.heldout
     return stages.guard(
-        config.directory, denoiser, images.source, heldout, seed=config.seed, options=options, say=options.say
+        config.directory,
+        denoiser,
+        images.source,
+        heldout,
+        seed=config.seed,
+        options=options,
+        say=options.say,
+        hooks=hooks,
     )
 
 

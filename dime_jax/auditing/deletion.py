@@ -7,31 +7,26 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from dime_jax._util.distributed import on_first_process, shared_cache
-from dime_jax.attacks.modules import describe_module, load_again
+from dime_jax.attacks.modules import load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import decide, guard
 from dime_jax.auditing.images import open_images
-from dime_jax.auditing.stages import (
-    AuditResult,
-    asked_captions,
-    describe_model,
-    environment,
-    score_candidates,
-)
+from dime_jax.auditing.run_audit import AuditResult, begin, describe_model, describe_run, score_candidates
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.findings import json_files
-from dime_jax.findings.deletion import MODELS, CompareRecord, find_deletion
+from dime_jax.findings.deletion import find_deletion
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol.arrays import CompareArrays
-from dime_jax.protocol.facts import BeforeAfter, CompareFacts, ImageCounts
+from dime_jax.protocol.arrays import AuditArrays
+from dime_jax.protocol.facts import BeforeAfter, CompareFacts
+from dime_jax.protocol.record import CompareRecord
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
 from dime_jax.remote.transport import parse_url
 from dime_jax.report import html
+
+_MODELS = ("before", "after")
 
 
 def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> AuditResult:
@@ -45,48 +40,31 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
       ValueError: in one line, as `audit`; and for two models that are the same or take different images.
     """
     if config.candidates is None:
-        raise ValueError("expected candidates: the images whose deletion is to be checked")
+        raise ValueError("candidates must be given: the images whose deletion is to be verified")
     models = _open_models(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
-    for warning in [*config.left_out(config.offered(models[0].denoiser)), *images.warnings]:
-        config.options.say(f"warning: {warning}")
-    config.directory.mkdir(parents=True, exist_ok=True)
-    options_after = guard(config, models[1].denoiser, images)
+    begin(config, models[0].denoiser, images)
+    hooks_after = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    for name, model, options in zip(MODELS, models, (decision.options, options_after)):
+    for name, model, hooks in zip(_MODELS, models, (decision.hooks, hooks_after)):
         config.options.say(f"{name}: {model.describe()}")
-        asked = decision._replace(options=options)
+        asked = decision._replace(hooks=hooks)
         score_candidates(config, model.denoiser, images, asked, config.directory / name)
-    unusable, heldout = images.count_unusable(), decision.heldout
     facts = CompareFacts(
-        settings=config.settings(after),
+        **vars(describe_run(config, models[0].denoiser, images, decision, after)),
         models=BeforeAfter(*(describe_model(model) for model in models)),
-        images=ImageCounts(
-            members=len(images.split.member),
-            heldout=len(heldout),
-            candidates=len(images.candidates) + unusable.candidates,
-            unusable=unusable,
-        ),
-        unusable_candidates=images.unusable_candidates(),
-        attack_module=describe_module(config.attack_module),
-        decided_by=decision.label,
-        chosen=decision.why,
-        theory_setting=decision.theory_setting,
-        duplicates=images.duplicates,
         image_warnings=(*images.warnings, *_noise_warnings(config, models)),
-        environment=environment(),
-        captions=asked_captions(config, models[0].denoiser),
     )
-    groups = images.groups[np.concatenate([heldout, images.candidates])]
-    statistics = pictures.picture_statistics(images, models[0].denoiser.image_shape, heldout, config.seed)
-    arrays = CompareArrays(heldout, images.candidates, groups, statistics)
+    shape, heldout = models[0].denoiser.image_shape, decision.heldout
+    statistics = pictures.picture_statistics(images, shape, heldout, config.seed)
+    arrays = AuditArrays(heldout, images.candidates, images.groups, statistics=statistics)
     on_first_process(lambda: json_files.write_compare_arrays(config.directory, arrays))
     return _report(CompareRecord(config.directory, facts, arrays))
 
 
 def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Iterator[str]:
-    for name, model in zip(MODELS, models):
+    for name, model in zip(_MODELS, models):
         for line in identity.noise_warnings(config.directory, model.denoiser.fingerprint):
             yield f"{name}: {line}"
 
@@ -94,9 +72,8 @@ def _noise_warnings(config: AuditConfig, models: Sequence[OpenedModel]) -> Itera
 def report_comparison(directory: str | os.PathLike[str]) -> AuditResult:
     """Write compare.json, candidates.csv, the figure and report.html of a comparison again, without its models."""
     directory = pathlib.Path(directory)
-    facts = json_files.read_compare_facts(directory)
-    warnings = load_again(facts.attack_module, directory)
-    return _report(CompareRecord(directory, facts, json_files.read_compare_arrays(directory)), warnings)
+    record = json_files.read_comparison(directory)
+    return _report(record, load_again(record.facts.attack_module, directory))
 
 
 def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:
@@ -115,7 +92,7 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
     named = (config.model, after)
     hosted = [model for model in named if is_address(model)]
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
-        raise ValueError("expected both models on one server where a token is named: it is sent to no other")
+        raise ValueError("both models must be on one server if a token is given, since it is sent to no other")
     options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
     cache = shared_cache(config.directory)
     return [
@@ -126,8 +103,8 @@ def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) 
 
 def _check_models(before: Denoiser, after: Denoiser) -> None:
     if before.fingerprint == after.fingerprint:
-        raise ValueError(f"expected two different models, got {before.fingerprint[:16]} twice")
+        raise ValueError(f"the models before and after must differ, got {before.fingerprint[:16]} twice")
     for name in ("image_shape", "num_classes"):
         one, two = getattr(before, name), getattr(after, name)
         if one != two:
-            raise ValueError(f"expected both models with one {name}, got {one} before and {two} after")
+            raise ValueError(f"both models must have the same {name}, got {one} before and {two} after")

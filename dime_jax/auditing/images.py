@@ -8,12 +8,13 @@ import pathlib
 import numpy as np
 
 from dime_jax import data
-from dime_jax.auditing.config import EXAMPLE, AuditConfig
+from dime_jax.auditing.config import AuditConfig
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Halves, Source, Split
 from dime_jax.data.role_checks import CheckedImages, check_roles
 from dime_jax.data.roles import Named, Roles, open_roles, with_captions, with_labels
 from dime_jax.loading import model_directory
+from dime_jax.protocol.options import EXAMPLE
 from dime_jax.remote.options import SERVED
 
 FEWEST_IMAGES = 20  # with 19 held-out images no p-value is below 0.05
@@ -87,7 +88,9 @@ def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fing
     if own is not None and own.is_file():
         return data.read_split(own, source)
     if fingerprint.removeprefix(SERVED) != model_directory.read_spec_file(shipped)["fingerprint"]:
-        raise ValueError("expected --heldout, and --members if known: no split.npz beside the model says who is one")
+        raise ValueError(
+            "heldout must be given, and members if you know any: no split.npz beside the model tells them apart"
+        )
     return data.read_split(shipped / "split.npz", source)
 
 
@@ -100,7 +103,4 @@ def _draw(side: np.ndarray, size: int | None, seed: int) -> np.ndarray:
 def _check_counts(split: Split, members_known: bool) -> None:
     for side, name in ((split.member, "members"), (split.heldout, "held-out images")):
         if len(side) < FEWEST_IMAGES and (name != "members" or members_known):
-            raise ValueError(
-                f"expected at least {FEWEST_IMAGES} {name}, got {len(side)} that can be used and are no copies: fewer "
-                "decide nothing"
-            )
+            raise ValueError(f"{name} must be at least {FEWEST_IMAGES}, got {len(side)} that are usable and not copies")

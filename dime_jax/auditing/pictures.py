@@ -6,6 +6,7 @@ from PIL import Image
 from dime_jax import data, evidence
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.role_checks import CheckedImages
+from dime_jax.data.transforms import to_uint8
 from dime_jax.protocol.arrays import KnownStatistics, PictureStatistics, Thumbnails
 from dime_jax.protocol.blind import BLIND_IMAGES
 
@@ -41,7 +42,7 @@ def _thumbnail(source: data.Source, index: int, transform: data.Transform) -> np
         pixels = transform(source[index].image)
     except data.BadImage:
         pixels = np.zeros(transform.shape, np.float32)
-    pixels = np.round((np.clip(pixels, -1, 1) + 1) * 127.5).astype(np.uint8)
+    pixels = to_uint8(pixels)
     picture = Image.fromarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0])
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     return np.asarray(picture.convert("RGB"))

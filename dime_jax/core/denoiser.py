@@ -106,9 +106,7 @@ class Denoiser:
         traceable: bool = True,
         requests: Requests | None = None,
     ):
-        self.apply = apply
-        self.params = params
-        self.schedule = schedule
+        self.apply, self.params, self.schedule, self.name = apply, params, schedule, name
         self.image_shape = tuple(image_shape)
         self.shape = self.image_shape if shape is None else tuple(shape)
         if encode is None and self.shape != self.image_shape:
@@ -116,14 +114,9 @@ class Denoiser:
         self.num_classes = num_classes
         self.condition_shape = condition_shape if num_classes is None else jax.ShapeDtypeStruct((), jnp.int32)
         self.conditions = tuple(conditions)
-        self.encode_fn = encode
-        self.mask_fn = mask
+        self.encode_fn, self.mask_fn, self._embed = encode, mask, embed
         self.fingerprint = fingerprint or _fingerprint_of_name(name)
-        self.name = name
-        self.traceable = traceable
-        self.requests = requests
-        self.queries = QueryCounter()
-        self._embed = embed
+        self.traceable, self.requests, self.queries = traceable, requests, QueryCounter()
         self._call = jax.jit(apply) if traceable else apply
 
     @property
@@ -284,9 +277,7 @@ class Denoiser:
 
 
 @functools.lru_cache(maxsize=32)
-def encoder(
-    encode: EncodeFn, sharding: jax.sharding.NamedSharding | None = None
-) -> Callable[[PyTree, ArrayLike, jax.Array, jax.Array], jax.Array]:
+def encoder(encode: EncodeFn, sharding: jax.sharding.NamedSharding | None = None) -> Callable[..., jax.Array]:
     """The compiled (params, pixels, key of the run, numbers of the ids) -> x."""
 
     def run(params: PyTree, pixels: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
@@ -296,9 +287,7 @@ def encoder(
 
 
 @functools.lru_cache(maxsize=32)
-def masker(
-    mask: MaskFn, sharding: jax.sharding.NamedSharding | None = None
-) -> Callable[[PyTree, ArrayLike, jax.Array, jax.Array], jax.Array]:
+def masker(mask: MaskFn, sharding: jax.sharding.NamedSharding | None = None) -> Callable[..., jax.Array]:
     """The compiled (params, x, key of the run, numbers of the ids) -> bool of x's shape."""
 
     def run(params: PyTree, x: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
@@ -307,10 +296,9 @@ def masker(
     if sharding is None:
         return jax.jit(run)
     rows, whole = sharding.spec, jax.sharding.PartitionSpec()
+    inputs = (whole, rows, whole, rows)
     # It may go through the images one by one, which each device does with its own.
-    return jax.jit(
-        jax.shard_map(run, mesh=sharding.mesh, in_specs=(whole, rows, whole, rows), out_specs=rows, check_vma=False)
-    )
+    return jax.jit(jax.shard_map(run, mesh=sharding.mesh, in_specs=inputs, out_specs=rows, check_vma=False))
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 # Separate streams, so that an attack with Gaussian queries shares no randomness with one that has sign queries, nor any
@@ -19,7 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 _RADEMACHER, _GAUSSIAN, _LATENT, _PULLBACK = range(4)
 
 
-def id_numbers(ids: Sequence[str | int]) -> jax.Array:
+def id_numbers(ids: Sequence[str | int]) -> Array:
     """Example ids as uint32: numbers below 2³² as they are, names by their CRC-32."""
     numbers = [i if isinstance(i, (int, np.integer)) else zlib.crc32(i.encode()) for i in ids]
     if numbers and not 0 <= min(numbers) <= max(numbers) < 2**32:
@@ -28,9 +29,7 @@ def id_numbers(ids: Sequence[str | int]) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "stream", "dtype"))
-def _draw(
-    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], stream: int, dtype: DTypeLike
-) -> jax.Array:
+def _draw(key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], stream: int, dtype: DTypeLike) -> Array:
     key = jax.random.fold_in(key, stream)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), index))(ids)
     sample = jax.random.rademacher if stream in (_RADEMACHER, _PULLBACK) else jax.random.normal
@@ -38,8 +37,8 @@ def _draw(
 
 
 def rademacher(
-    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-) -> jax.Array:
+    key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+) -> Array:
     """Signs ±1 [B, *shape] for draw number `index` of each example.
 
     Args:
@@ -52,9 +51,7 @@ def rademacher(
     return _draw(key, ids, index, tuple(shape), _RADEMACHER, dtype)
 
 
-def gaussian(
-    key: jax.Array, ids: jax.Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-) -> jax.Array:
+def gaussian(key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
     """Standard Gaussian noise [B, *shape] for draw number `index` of each example.
 
     Args:
@@ -67,22 +64,22 @@ def gaussian(
 class Draws:
     """The draws of one batch: which examples (uint32 [B], see `id_numbers`), and the key of the run."""
 
-    key: jax.Array
-    ids: jax.Array
+    key: Array
+    ids: Array
 
-    def rademacher(self, index: int, like: jax.Array) -> jax.Array:
+    def rademacher(self, index: int, like: Array) -> Array:
         """Sign probe number `index`, of the shape and dtype of the batch `like`."""
         return rademacher(self.key, self.ids, index, like.shape[1:], like.dtype)
 
-    def gaussian(self, index: int, like: jax.Array) -> jax.Array:
+    def gaussian(self, index: int, like: Array) -> Array:
         """Gaussian noise number `index`, of the shape and dtype of the batch `like`."""
         return gaussian(self.key, self.ids, index, like.shape[1:], like.dtype)
 
-    def latent(self, like: jax.Array) -> jax.Array:
+    def latent(self, like: Array) -> Array:
         """The Gaussian noise with which each image's latent is sampled, of the shape and dtype of the batch `like`."""
         return _draw(self.key, self.ids, 0, like.shape[1:], _LATENT, like.dtype)
 
-    def pullback(self, index: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    def pullback(self, index: ArrayLike, shape: tuple[int, ...]) -> Array:
         """Signs ±1 [B, *shape] number `index`, with which the metric of a decoder is estimated."""
         return _draw(self.key, self.ids, index, tuple(shape), _PULLBACK, np.float32)
 
@@ -90,11 +87,11 @@ class Draws:
 class Randomness(Protocol):
     """Where an attack has its probes and noises from: `Draws`, or arrays that someone made (`Given`)."""
 
-    def rademacher(self, index: int, like: jax.Array) -> jax.Array:
+    def rademacher(self, index: int, like: Array) -> Array:
         """Sign probe number `index`."""
         ...
 
-    def gaussian(self, index: int, like: jax.Array) -> jax.Array:
+    def gaussian(self, index: int, like: Array) -> Array:
         """Gaussian noise number `index`."""
         ...
 
@@ -105,7 +102,7 @@ class Draw(NamedTuple):
     kind: Literal["rademacher", "gaussian"]
     index: int  # type: ignore[assignment]
 
-    def take(self, draws: Randomness, like: jax.Array) -> jax.Array:
+    def take(self, draws: Randomness, like: Array) -> Array:
         """Return the draw, of the shape and dtype of the batch `like`."""
         return draws.rademacher(self.index, like) if self.kind == "rademacher" else draws.gaussian(self.index, like)
 
@@ -114,17 +111,14 @@ class Draw(NamedTuple):
 class Given:
     """Draws that someone made, [q, B, ...]: number k is row k, whatever kind is asked for."""
 
-    rows: jax.Array | Sequence[jax.Array]
+    rows: Array | Sequence[Array]
 
-    def rademacher(self, index: int, like: jax.Array) -> jax.Array:
+    def rademacher(self, index: int, like: Array) -> Array:
         """Row `index`."""
         del like
         return self.rows[index]
 
-    def gaussian(self, index: int, like: jax.Array) -> jax.Array:
-        """Row `index`."""
-        del like
-        return self.rows[index]
+    gaussian = rademacher
 
 
 NO_DRAWS = Given(())

@@ -27,6 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
@@ -51,9 +52,9 @@ T = TypeVar("T")
 class ErrorDecomposition(NamedTuple):
     """M = σ²B² + V per image [B]: `error` = `bias` + `crowding` (paper, Eq. M_decomposition)."""
 
-    error: jax.Array
-    bias: jax.Array
-    crowding: jax.Array
+    error: Array
+    bias: Array
+    crowding: Array
 
 
 class Points(NamedTuple, Generic[T]):
@@ -72,27 +73,27 @@ class Mixture(NamedTuple):
     number, since at low noise their differences matter below float32's resolution of the distances themselves.
     """
 
-    origin: jax.Array  # [B]
-    log_mass: jax.Array  # [B]
-    shift: jax.Array  # E[Y] - g [B, d]
-    spread: jax.Array  # E‖Y - E[Y]‖² [B]
+    origin: Array  # [B]
+    log_mass: Array  # [B]
+    shift: Array  # E[Y] - g [B, d]
+    spread: Array  # E‖Y - E[Y]‖² [B]
 
 
 class _Query(NamedTuple):
     """Queries, and U = g - √ᾱ c: the query seen from its nearest landmark c."""
 
-    g: jax.Array  # [B, d]
-    scale: jax.Array  # √ᾱ [B, 1]
-    sigma: jax.Array  # [B, 1]
-    inv_two_var: jax.Array  # 1 / 2σ² [B]
-    landmark: jax.Array  # index of c [B]
-    offset: jax.Array  # U [B, d]
-    offset_origin: jax.Array  # ‖U‖² = offset_origin + offset_excess [B]
-    offset_excess: jax.Array
-    along: jax.Array  # U·(c_k - c) [B, K]
+    g: Array  # [B, d]
+    scale: Array  # √ᾱ [B, 1]
+    sigma: Array  # [B, 1]
+    inv_two_var: Array  # 1 / 2σ² [B]
+    landmark: Array  # index of c [B]
+    offset: Array  # U [B, d]
+    offset_origin: Array  # ‖U‖² = offset_origin + offset_excess [B]
+    offset_excess: Array
+    along: Array  # U·(c_k - c) [B, K]
 
 
-def merge(a: Mixture, b: Mixture, inv_two_var: jax.Array) -> Mixture:
+def merge(a: Mixture, b: Mixture, inv_two_var: Array) -> Mixture:
     """The union of two clouds; where one outweighs the other it is returned as it is (nothing is subtracted)."""
     lead = b.log_mass - a.log_mass + (a.origin - b.origin) * inv_two_var  # log mass_b - log mass_a
     p_a, p_b = jax.nn.sigmoid(-lead), jax.nn.sigmoid(lead)
@@ -105,13 +106,13 @@ def merge(a: Mixture, b: Mixture, inv_two_var: jax.Array) -> Mixture:
     )
 
 
-def _round_mean_square(v: jax.Array) -> jax.Array:
+def _round_mean_square(v: Array) -> Array:
     """About the mean of v² over the last axis, to 8 bits: d times it is exact in float32."""
     # Not a cast to bfloat16 and back, which XLA may leave out.
     return jax.lax.reduce_precision(jax.lax.stop_gradient(jnp.mean(v**2, axis=-1)), exponent_bits=8, mantissa_bits=7)
 
 
-def _excess_square(v: jax.Array, mean_square: jax.Array) -> jax.Array:
+def _excess_square(v: Array, mean_square: Array) -> Array:
     """‖v‖² - d·mean_square, summed in groups so that rounding does not pile up over d."""
     excess = v**2 - mean_square[..., None]
     pad = -v.shape[-1] % 64
@@ -171,14 +172,14 @@ def _deal(array: np.ndarray, num_devices: int, axis: int) -> np.ndarray:
     return split.swapaxes(axis, axis + 1).reshape(array.shape)
 
 
-def _difference(x: jax.Array, g: jax.Array, scale: jax.Array, sigma: jax.Array) -> jax.Array:
+def _difference(x: Array, g: Array, scale: Array, sigma: Array) -> Array:
     """√ᾱ x - g: in float32 at low noise as (x - g) - (1 - √ᾱ) x, where 1 - √ᾱ = σ²/(1 + √ᾱ) has all its digits."""
     if x.dtype == jnp.float64:  # the tables of σ and √ᾱ agree to float32
         return scale * x - g
     return jnp.where(scale > 0.5, (x - g) - sigma**2 / (1 + scale) * x, scale * x - g)
 
 
-def _prepare(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> _Query:
+def _prepare(points: Points[Array], schedule: NoiseSchedule, g: Array, t: Array) -> _Query:
     scale = jnp.broadcast_to(schedule.sqrt_abar(t).astype(g.dtype), g.shape[:1])[:, None]
     sigma = jnp.broadcast_to(schedule.sigma(t).astype(g.dtype), g.shape[:1])
     centers = points.landmarks
@@ -192,7 +193,7 @@ def _prepare(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t
     return _Query(g, scale, sigma[:, None], 0.5 / sigma**2, landmark, offset, origin, excess, along)
 
 
-def _expanded_logits(points: Points[jax.Array], query: _Query) -> tuple[jax.Array, jax.Array]:
+def _expanded_logits(points: Points[Array], query: _Query) -> tuple[Array, Array]:
     """(offset_origin - ‖g - √ᾱ x_i‖²)/2σ² and ‖x_i - c‖² for every point, each [B, n]."""
     left = jnp.concatenate([query.offset, query.along], axis=1)
     unused = points.residual.shape[1] - left.shape[1]
@@ -202,7 +203,7 @@ def _expanded_logits(points: Points[jax.Array], query: _Query) -> tuple[jax.Arra
     return -excess * query.inv_two_var[:, None], from_c
 
 
-def _direct_count(query: _Query, weights: jax.Array) -> jax.Array:
+def _direct_count(query: _Query, weights: Array) -> Array:
     """How many points some query needs evaluated directly, given exp(expanded logits) [B, n] up to a factor.
 
     Expanded logits near the query are off by about `error`, independently of each other, so that a point of
@@ -216,12 +217,12 @@ def _direct_count(query: _Query, weights: jax.Array) -> jax.Array:
 class _Nearest(NamedTuple):
     """Points evaluated directly."""
 
-    shift: jax.Array  # √ᾱ x_i - g [B, k, d]
-    logits: jax.Array  # (origin - ‖√ᾱ x_i - g‖²)/2σ² [B, k]
-    origin: jax.Array  # [B]
+    shift: Array  # √ᾱ x_i - g [B, k, d]
+    logits: Array  # (origin - ‖√ᾱ x_i - g‖²)/2σ² [B, k]
+    origin: Array  # [B]
 
 
-def _evaluate(points: Points[jax.Array], query: _Query, rows: jax.Array) -> _Nearest:
+def _evaluate(points: Points[Array], query: _Query, rows: Array) -> _Nearest:
     """Some points [B, k] difference by difference; the first is the one to measure distances from."""
     x = points.landmarks[points.landmark_of[rows]] + points.residual[rows, : query.g.shape[1]]
     shift = _difference(x, query.g[:, None], query.scale[..., None], query.sigma[..., None])
@@ -237,13 +238,13 @@ def _cloud_of(nearest: _Nearest) -> Mixture:
     return Mixture(nearest.origin, jax.nn.logsumexp(nearest.logits, axis=1), mean, spread)
 
 
-def _groups(rows: jax.Array) -> jax.Array:
+def _groups(rows: Array) -> Array:
     """[B, k] as [k / DIRECT_AT_ONCE, B, DIRECT_AT_ONCE], so that memory does not grow with k."""
     width = min(DIRECT_AT_ONCE, rows.shape[1])
     return jnp.moveaxis(rows.reshape(len(rows), -1, width), 1, 0)
 
 
-def _leading(logits: jax.Array, count: jax.Array, use: Callable[[jax.Array], PyTree]) -> PyTree:
+def _leading(logits: Array, count: Array, use: Callable[[Array], PyTree]) -> PyTree:
     """use(rows) for the rows [B, k] of the largest logits: k is the first of DIRECT that is at least `count`."""
     n = logits.shape[1]
     sizes = [k for k in DIRECT if k < n] or [n]
@@ -251,7 +252,7 @@ def _leading(logits: jax.Array, count: jax.Array, use: Callable[[jax.Array], PyT
     return jax.lax.switch(sum((count > k).astype(jnp.int32) for k in sizes[:-1]), branches, logits)
 
 
-def _rest(points: Points[jax.Array], query: _Query, logits: jax.Array, from_c: jax.Array) -> Mixture:
+def _rest(points: Points[Array], query: _Query, logits: Array, from_c: Array) -> Mixture:
     """All points by their expanded logits, without those whose logit is -inf."""
     top = jnp.max(logits, axis=1, keepdims=True)
     weights = jnp.exp(logits - top)
@@ -267,15 +268,15 @@ def _rest(points: Points[jax.Array], query: _Query, logits: jax.Array, from_c: j
     return Mixture(query.offset_origin, (top + jnp.log(mass))[:, 0], from_landmark - query.offset, spread)
 
 
-def _mixture_of(points: Points[jax.Array], query: _Query) -> Mixture:
+def _mixture_of(points: Points[Array], query: _Query) -> Mixture:
     """The points of one device: the leading ones, evaluated directly, merged with all others."""
     logits, from_c = _expanded_logits(points, query)
     weights = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
 
-    def split(rows: jax.Array) -> tuple[Mixture, jax.Array]:
+    def split(rows: Array) -> tuple[Mixture, Array]:
         first, *_ = groups = _groups(rows)
 
-        def step(state: Mixture, rows: jax.Array) -> tuple[Mixture, None]:
+        def step(state: Mixture, rows: Array) -> tuple[Mixture, None]:
             return merge(state, _cloud_of(_evaluate(points, query, rows)), query.inv_two_var), None
 
         near, _ = jax.lax.scan(step, _cloud_of(_evaluate(points, query, first)), groups[1:])
@@ -293,9 +294,7 @@ def _shards(mesh: Mesh) -> Points[NamedSharding]:
     return Points(rows, rows, columns, replicated(mesh))
 
 
-def _cloud(
-    points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Mesh | None
-) -> Mixture:
+def _cloud(points: Points[Array], schedule: NoiseSchedule, g: Array, t: Array, mesh: Mesh | None) -> Mixture:
     """The whole training set as one mixture seen from g [B, d]."""
     query = _prepare(points, schedule, g, t)
     if mesh is None:
@@ -312,7 +311,7 @@ def _cloud(
     return functools.reduce(lambda a, b: merge(a, b, query.inv_two_var), devices)
 
 
-def _in_chunks(fn: Callable[[jax.Array, jax.Array], PyTree], g: jax.Array, t: jax.Array, points: int) -> PyTree:
+def _in_chunks(fn: Callable[[Array, Array], PyTree], g: Array, t: Array, points: int) -> PyTree:
     """Map fn(g, t) over the batch, so many rows at a time that memory stays bounded for any number of points."""
     batch, rows = len(g), min(QUERY_CHUNK, max(MIN_CHUNK, CHUNK_ENTRIES // points))
     if batch <= rows:
@@ -359,7 +358,7 @@ class IdealDenoiser(Denoiser):
             name=f"the ideal denoiser of {len(flat)} points",
         )
 
-    def responsibilities(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
+    def responsibilities(self, g: ArrayLike, t: ArrayLike) -> Array:
         """r_i(g) [B, n]: the posterior probability that training point i gave g."""
         g = self._check(g, t)
         with jax.default_matmul_precision(PRECISION):
@@ -368,7 +367,7 @@ class IdealDenoiser(Denoiser):
         in_order = logits.reshape(len(g), devices, -1).swapaxes(1, 2).reshape(logits.shape)
         return jax.nn.softmax(in_order[:, : self.num_points], axis=1)
 
-    def jacobian_trace(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
+    def jacobian_trace(self, g: ArrayLike, t: ArrayLike) -> Array:
         """tr ∇ε*(g) = d/σ - V/σ³, per query [B]."""
         spread = self._cloud(g, t).spread
         sigma = per_image(self.schedule.sigma(t), spread)
@@ -385,7 +384,7 @@ class IdealDenoiser(Denoiser):
     def _dtype(self) -> np.dtype:
         return self.params[0].landmarks.dtype
 
-    def _check(self, g: ArrayLike, t: ArrayLike) -> jax.Array:
+    def _check(self, g: ArrayLike, t: ArrayLike) -> Array:
         validate.check_shape(g, (None, *self.image_shape), "g")
         validate.check_timestep(t, self.schedule.num_steps)
         return jnp.asarray(g, self._dtype).reshape(np.shape(g)[0], -1)
@@ -397,9 +396,7 @@ class IdealDenoiser(Denoiser):
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
-def _mixture(
-    points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array, mesh: Mesh | None
-) -> Mixture:
+def _mixture(points: Points[Array], schedule: NoiseSchedule, g: Array, t: Array, mesh: Mesh | None) -> Mixture:
     return _in_chunks(lambda g, t: _cloud(points, schedule, g, t, mesh), g, t, len(points.residual))
 
 
@@ -407,9 +404,7 @@ def _mixture(
 def _apply_on(mesh: Mesh | None) -> ApplyFn:
     """ε*(g) = (g - E[Y])/σ as a Denoiser's apply function."""
 
-    def apply(
-        params: tuple[Points[jax.Array], NoiseSchedule], x: jax.Array, t: jax.Array, condition: None
-    ) -> jax.Array:
+    def apply(params: tuple[Points[Array], NoiseSchedule], x: Array, t: Array, condition: None) -> Array:
         del condition
         points, schedule = params
         g = x.astype(points.landmarks.dtype).reshape(len(x), -1)
@@ -420,15 +415,15 @@ def _apply_on(mesh: Mesh | None) -> ApplyFn:
 
 
 @jax.jit
-def _logits(points: Points[jax.Array], schedule: NoiseSchedule, g: jax.Array, t: jax.Array) -> jax.Array:
+def _logits(points: Points[Array], schedule: NoiseSchedule, g: Array, t: Array) -> Array:
     """-‖g - √ᾱ x_i‖²/2σ² for every training point [B, n], up to a constant per query."""
 
-    def one_chunk(g: jax.Array, t: jax.Array) -> jax.Array:
+    def one_chunk(g: Array, t: Array) -> Array:
         query = _prepare(points, schedule, g, t)
         expanded = _expanded_logits(points, query)[0]
         weights = jnp.exp(expanded - jnp.max(expanded, axis=1, keepdims=True))
 
-        def with_direct(rows: jax.Array) -> jax.Array:
+        def with_direct(rows: Array) -> Array:
             nearest = jax.lax.map(lambda rows: _evaluate(points, query, rows)._replace(shift=rows), _groups(rows))
             lowest = jnp.minimum(nearest.origin[0], query.offset_origin)
             logits = expanded - ((query.offset_origin - lowest) * query.inv_two_var)[:, None]

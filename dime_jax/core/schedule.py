@@ -5,7 +5,6 @@ t = 0, where ᾱ = 0.9999.)
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,7 @@ from dime_jax._util import validate
 from dime_jax._util.typing import Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["abar_table", "sqrt_abar_table", "sigma_table"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoiseSchedule:
     """ᾱ_t, √ᾱ_t and σ_t for t = 0 … T-1, as float32 tables of length T.

@@ -29,10 +29,7 @@ class _CifarLayout(NamedTuple):
 
 
 _CIFAR10 = _CifarLayout(
-    "cifar10",
-    {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-    1,
-    b"labels",
+    "cifar10", {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}, 1, b"labels"
 )
 _CIFAR100 = _CifarLayout("cifar100", {"train": ("train",), "test": ("test",)}, 2, b"fine_labels")
 

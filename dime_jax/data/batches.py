@@ -12,11 +12,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from dime_jax._util import validate
-from dime_jax.data.sources import BadImage, Item, Source, pixel_digest, require_captions
+from dime_jax.data.sources import BadImage, Item, Source, check_integers, pixel_digest, require_captions
 from dime_jax.data.transforms import Transform
 
 MAX_UNUSABLE_FRACTION = 0.1
 NUM_THREADS = min(4, os.cpu_count() or 1)
+_CHUNK = 64  # images that a thread takes at a time
 
 T = TypeVar("T")
 
@@ -144,22 +145,20 @@ def map_items(
     function: Callable[[Item], T],
     *,
     indices: Sequence[int] | np.ndarray | None = None,
-    num_threads: int = NUM_THREADS,
-    chunk: int = 64,
 ) -> Iterator[T | None]:
-    """function(item) for each image in order, computed in threads; None for bad images, too many of which are an error.
+    """Yield function(item) for each image in order, computed in threads.
 
     Args:
       source: the images.
       function: of an item; called from any thread.
       indices: of the images; all if None.
-      num_threads: at work at once.
-      chunk: how many images a thread takes at a time.
+
+    Yields:
+      None for bad images; TooManyBadImages once they are more than 10 %.
     """
     indices = _check_indices(source, indices)
     this_pass = _Pass(len(indices))
-    results = try_items(source, function, indices=indices, num_threads=num_threads, chunk=chunk)
-    for index, result in zip(indices, results):
+    for index, result in zip(indices, try_items(source, function, indices=indices)):
         if isinstance(result, Unusable):
             this_pass.note(source.ids[index], result.reason)
         yield None if isinstance(result, Unusable) else result
@@ -170,8 +169,6 @@ def try_items(
     function: Callable[[Item], T],
     *,
     indices: Sequence[int] | np.ndarray | None = None,
-    num_threads: int = NUM_THREADS,
-    chunk: int = 64,
 ) -> Iterator[T | Unusable]:
     """As `map_items`, with the reason in the place of a bad image, however many there are."""
     indices = _check_indices(source, indices)
@@ -183,9 +180,9 @@ def try_items(
             return Unusable(str(error))
 
     def load(number: int) -> list[T | Unusable]:
-        return [one(index) for index in indices[number * chunk : (number + 1) * chunk]]
+        return [one(index) for index in indices[number * _CHUNK : (number + 1) * _CHUNK]]
 
-    for results in _read_ahead(load, -(-len(indices) // chunk), num_threads):
+    for results in _read_ahead(load, -(-len(indices) // _CHUNK), NUM_THREADS):
         yield from results
 
 
@@ -232,12 +229,8 @@ def _read_ahead(load: Callable[[int], T], count: int, num_threads: int) -> Itera
 def _check_indices(source: Source, indices: Sequence[int] | np.ndarray | None) -> np.ndarray:
     if indices is None:
         return np.arange(len(source))
-    indices = np.asarray(indices)
-    if indices.ndim != 1 or not (np.issubdtype(indices.dtype, np.integer) or indices.size == 0):
-        raise ValueError(f"expected indices as a list of integers, got {indices.dtype} {list(indices.shape)}")
-    indices = indices.astype(np.int64)
+    indices = check_integers(indices, "indices")
     if indices.size and not (indices.min() >= 0 and indices.max() < len(source)):
-        raise ValueError(
-            f"expected 0 <= indices < {len(source)} in {source.name}, got {indices.min()} to {indices.max()}"
-        )
+        place = f"[0, {len(source)}) for {source.name}"
+        raise ValueError(f"indices must be in {place}, got {indices.min()} to {indices.max()}")
     return indices

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from dime_jax._util import validate
+from dime_jax._util.files import unique
+from dime_jax._util.text import shorten
 from dime_jax.data import decoding
 from dime_jax.data.sources import MAX_CAPTION, check_caption
 
@@ -118,7 +120,8 @@ def read_folder(root: pathlib.Path, images: Sequence[str], others: Sequence[str]
     if sidecars and options.column is None:
         found = {image: _read_sidecar(root, file) for image, file in sidecars.items()}
     if not found:
-        files = f"{' or '.join(METADATA_FILES)} (columns {_NAME_COLUMN} and {_wanted(options.column)})"
+        column = options.column or " or ".join(_CAPTION_COLUMNS)
+        files = f"{' or '.join(METADATA_FILES)} (columns {_NAME_COLUMN} and {column})"
         raise ValueError(f"expected captions in {root}, in {files} or in .txt files beside the images, got none")
     return complete(found, images, options.missing, str(root))
 
@@ -208,10 +211,10 @@ def _captions_of_rows(rows: Iterable[_Row], column: str | None) -> dict[str, str
     seen: set[str] = set()
     for number, cells in rows:
         if _NAME_COLUMN not in cells:
-            raise ValueError(f"expected {_NAME_COLUMN} in line {number}, got {_shown(', '.join(map(str, cells)))}")
+            raise ValueError(f"expected {_NAME_COLUMN} in line {number}, got {shorten(', '.join(map(str, cells)))!r}")
         name = _checked_name(cells[_NAME_COLUMN], number)
         if name in seen:
-            raise ValueError(f"expected each file once, got {_shown(name)} again in line {number}")
+            raise ValueError(f"expected each file once, got {shorten(name)!r} again in line {number}")
         seen.add(name)
         caption = cells.get(caption_column(list(cells), column) or "")
         if caption is not None:
@@ -233,10 +236,10 @@ def caption_column(columns: Sequence[str], given: str | None) -> str | None:
 
 def _checked_name(name: object, number: int) -> str:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"expected {_NAME_COLUMN} to be a text in line {number}, got {_shown(str(name))}")
+        raise ValueError(f"expected {_NAME_COLUMN} to be a text in line {number}, got {shorten(str(name))!r}")
     path = pathlib.PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise ValueError(f"expected file names inside the folder, got {_shown(name)} in line {number}")
+        raise ValueError(f"expected file names inside the folder, got {shorten(name)!r} in line {number}")
     return path.as_posix()
 
 
@@ -245,7 +248,7 @@ def _json_rows(lines: Iterable[str]) -> Iterator[_Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=_unique)
+            row = json.loads(line, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected JSON in line {number}, got {error}") from None
         if not isinstance(row, dict):
@@ -258,7 +261,7 @@ def _csv_rows(lines: Iterator[str]) -> Iterator[_Row]:
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
-            raise ValueError(f"expected each column once, got {_shown(','.join(header))}")
+            raise ValueError(f"expected each column once, got {shorten(','.join(header))!r}")
         for row in reader:
             if row and len(row) != len(header):
                 raise ValueError(f"expected {len(header)} cells in line {reader.line_num}, got {len(row)}")
@@ -283,18 +286,3 @@ def _decoded(content: bytes, place: str, is_start: bool = True) -> str:
         return content.decode("utf-8-sig" if is_start else "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8 in {place}, got byte {error.object[error.start]:#04x}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("the same key twice")
-    return row
-
-
-def _wanted(column: str | None) -> str:
-    return " or ".join(_CAPTION_COLUMNS) if column is None else column
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -15,6 +15,7 @@ from typing import BinaryIO, Literal, TypeVar, get_args
 import numpy as np
 from PIL import Image, ImageOps
 
+from dime_jax._util.text import one_line
 from dime_jax.data.sources import BadImage
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -57,7 +58,7 @@ def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np
     # Damaged files raise nearly anything inside Pillow's plugins; whatever it is, it concerns this file only.
     except Exception as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        reason = " ".join(text.split())
+        reason = one_line(text, None)
         if isinstance(error, Image.UnidentifiedImageError):
             reason = f"not one of {', '.join(FORMATS)}"
         raise BadImage(f"cannot be decoded: {reason}") from error

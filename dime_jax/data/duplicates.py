@@ -18,6 +18,7 @@ from dime_jax.data import decoding, groups
 from dime_jax.data.batches import map_items
 from dime_jax.data.sources import Item, Source, pixel_digest
 from dime_jax.data.splits import Halves, Split
+from dime_jax.data.transforms import to_uint8
 
 # Measured on 20,000 images of CIFAR-10: the 40 pairs with distance <= 6 and RMS <= 22 all show the same subject in the
 # same view. JPEG at quality 50 moves 99 % of 500 images by a distance <= 4 and an RMS <= 12.2. On digits no pair within
@@ -66,9 +67,7 @@ class Sketch(NamedTuple):
 
 def sketch(item: Item) -> Sketch:
     """What comparing needs of one image."""
-    pixels = item.image
-    if pixels.dtype != np.uint8:
-        pixels = np.round((pixels + 1) * 127.5).astype(np.uint8)
+    pixels = to_uint8(item.image)
 
     def shrink() -> tuple[np.ndarray, np.ndarray]:
         image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
@@ -102,12 +101,7 @@ def find_duplicates(
 
 
 def compare_sketches(
-    n: int,
-    compared: np.ndarray,
-    found: Sequence[Sketch],
-    *,
-    max_distance: int = MAX_DISTANCE,
-    max_rms: float = MAX_RMS,
+    n: int, compared: np.ndarray, found: Sequence[Sketch], *, max_distance: int = MAX_DISTANCE, max_rms: float = MAX_RMS
 ) -> Duplicates:
     """`find_duplicates` among images that were read before.
 

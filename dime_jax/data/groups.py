@@ -52,6 +52,12 @@ def read_groups(path: str | os.PathLike[str], ids: Sequence[str]) -> np.ndarray:
     return groups
 
 
+def groups_of(groups: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
+    """Return the groups of some images; None if none of them is in a group."""
+    own = groups[indices]
+    return own if np.any(own != ALONE) else None
+
+
 def shared_groups(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The groups that have images among both index sets."""
     shared = np.intersect1d(groups[first], groups[second])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dime_jax._util.downloads import PREFIX, DownloadError, fetch_files
+from dime_jax._util.text import listed
 from dime_jax.data import decoding, parquet
 from dime_jax.data.captions import CaptionOptions
 from dime_jax.data.sources import Source
@@ -85,14 +86,14 @@ def split_files(names: Sequence[str], split: str, config: str | None = None) -> 
         raise DownloadError("has no Parquet files; the Hub may keep some of it under the revision refs/convert/parquet")
     configs = sorted({part.config for part in parts})
     if config is None and len(configs) > 1:
-        raise DownloadError(f"has several configurations, name one with ?config=: {_listed(configs)}")
+        raise DownloadError(f"has several configurations, name one with ?config=: {listed(configs)}")
     chosen = config or configs[0]
     if chosen not in configs:
-        raise DownloadError(f"has no configuration {chosen!r}, expected one of {_listed(configs)}")
+        raise DownloadError(f"has no configuration {chosen!r}, expected one of {listed(configs)}")
     found = sorted((part.number, part) for part in parts if (part.config, part.split) == (chosen, split))
     if not found:
         splits = sorted({part.split for part in parts if part.config == chosen})
-        raise DownloadError(f"has no split {split!r}, expected one of {_listed(splits)}")
+        raise DownloadError(f"has no split {split!r}, expected one of {listed(splits)}")
     numbers, count = [number for number, _ in found], found[0][1].shards
     if count is not None and numbers != list(range(count)):
         raise DownloadError(f"expected {count} files of the split {split!r}, got {len(numbers)}")
@@ -113,7 +114,3 @@ def _part(path: str) -> _Part | None:
     config = _DEFAULT if folder in ("", "data") else folder
     count = None if shard["count"] is None else int(shard["count"])
     return _Part(config, shard["split"], int(shard["number"] or 0), count, path)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -10,11 +10,12 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.text import listed, one_line
 from dime_jax.data import captions as caption_files
 from dime_jax.data import decoding
 from dime_jax.data.captions import CaptionOptions
@@ -59,7 +60,10 @@ def parquet(
       ValueError: for files that are no Parquet, columns that are missing or of other types, and row groups too large to
         read.
     """
-    files = _parquet_files(pathlib.Path(path).expanduser())
+    path = pathlib.Path(path).expanduser()
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
     return open_files(files, images, labels, decode, CaptionOptions(captions, caption_column, missing_captions))
 
 
@@ -87,13 +91,6 @@ def open_files(
     return Source(name=name, ids=names, read=read, labels=files.labels(labels), **chosen._asdict())
 
 
-def _parquet_files(path: pathlib.Path) -> list[pathlib.Path]:
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
-    return files
-
-
 def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
     """Open a file and check its columns and sizes by its footer, before any of its data is read."""
     import pyarrow.parquet as pq
@@ -103,14 +100,14 @@ def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
         schema = file.schema_arrow
     # A damaged footer raises nearly anything.
     except Exception as error:
-        raise ValueError(f"expected {path} to be a Parquet file: {_line(error)}") from None
+        raise ValueError(f"expected {path} to be a Parquet file: {one_line(error)}") from None
     twice = [name for name, count in collections.Counter(schema.names).items() if count > 1]
     if twice:
         raise ValueError(f"expected each column once in {path}, got {twice[0]!r} more than once")
     if images not in schema.names:
-        raise ValueError(f"expected a column {images!r} of images in {path}, got {_listed(schema.names)}")
+        raise ValueError(f"expected a column {images!r} of images in {path}, got {listed(map(repr, schema.names))}")
     if not _holds_images(schema.field(images).type):
-        kind = _shown(schema.field(images).type)
+        kind = one_line(schema.field(images).type, 80)
         raise ValueError(f"expected {images!r} in {path} to be binary or a struct of bytes and path, got {kind}")
     for group in range(file.num_row_groups):
         size = _unpacked(file, group, images)
@@ -139,18 +136,17 @@ class _Files:
     def names(self, images: str) -> list[str]:
         """The paths of the images if all have different ones, else numbers."""
         numbers = numbered_ids("row_", len(self))
-        if not all(_has_path(file.schema_arrow.field(images).type) for file in self.files):
+        if not all(_is_text(_field(file.schema_arrow.field(images).type, "path")) for file in self.files):
             return numbers
-        rows = self.rows(f"{images}.path")
-        paths = [_usable_path(row[images]) for row in rows]
-        found = [path for path in paths if path is not None]
-        return found if len(set(found)) == len(self) else numbers
+        paths = [row[images]["path"] if isinstance(row[images], dict) else None for row in self.rows(f"{images}.path")]
+        found = {path for path in paths if isinstance(path, str) and 0 < len(path) <= _MAX_NAME}
+        return list(map(str, paths)) if len(found) == len(self) else numbers
 
     def labels(self, given: str | None) -> np.ndarray | None:
         """The class labels, if there are any."""
         name = given or "label"
         kinds = [file.schema_arrow.field(name).type for file in self.files if name in file.schema_arrow.names]
-        if len(kinds) == len(self.files) and all(map(_is_integer, kinds)):
+        if len(kinds) == len(self.files) and all(_is(kind, "integer") for kind in kinds):
             values = [row[name] for row in self.rows(name)]
             if all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
                 return np.array(values, np.int32)
@@ -162,7 +158,9 @@ class _Files:
         """The captions as the options say."""
         columns = {self._caption_column(file, options.column) for file in self.files}
         if len(columns) > 1:
-            raise ValueError(f"expected captions in one column of all Parquet files, got {_listed(sorted(columns))}")
+            raise ValueError(
+                f"expected captions in one column of all Parquet files, got {listed(sorted(map(repr, columns)))}"
+            )
         column = columns.pop()
         found = {
             name: check_caption(row[column], repr(name))
@@ -176,13 +174,15 @@ class _Files:
         column = caption_files.caption_column(schema.names, given)
         if column is None:
             wanted = "text or caption" if given is None else given
-            raise ValueError(f"expected a column {wanted} of captions in the Parquet file, got {_listed(schema.names)}")
-        if not _is_text(schema.field(column).type):
-            kind = _shown(schema.field(column).type)
-            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {kind}")
+            raise ValueError(
+                f"expected a column {wanted} of captions in the Parquet file, got {listed(map(repr, schema.names))}"
+            )
+        kind = schema.field(column).type
+        if not _is_text(kind):
+            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {one_line(kind, 80)}")
         return column
 
-    def rows(self, column: str) -> Iterator[dict[str, object]]:
+    def rows(self, column: str) -> Iterator[dict[str, Any]]:
         """Every row, of which only this column is read."""
         size = sum(_unpacked(file, group, column) for file, group in self.groups)
         if size > _MAX_TEXT:
@@ -196,7 +196,7 @@ class _Files:
             raise ValueError(f"expected {len(self)} rows in column {column!r}, as the footer says, got {count}")
 
 
-def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, object]]:
+def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, Any]]:
     """The rows of one column of a row group, a few at a time.
 
     A value that is stored once can stand in every row. It is at most as large as its column, so few rows of a large
@@ -209,7 +209,7 @@ def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str,
         for batch in file.iter_batches(at_once, row_groups=[group], columns=[column], use_threads=False):
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"column {column!r} of the Parquet file cannot be read: {_line(error)}") from None
+        raise ValueError(f"column {column!r} of the Parquet file cannot be read: {one_line(error)}") from None
 
 
 class _RowGroup(NamedTuple):
@@ -241,7 +241,9 @@ class _Cache:
         size = 0
         try:
             for row in _read(file, group, self.images):
-                found.append(_image_bytes(row[self.images]))
+                value = row[self.images]
+                encoded = value.get("bytes") if isinstance(value, dict) else value
+                found.append(encoded if isinstance(encoded, bytes) else None)
                 size += len(found[-1] or b"")
                 if size > _MAX_ROW_GROUP:
                     raise ValueError(f"more than {_MAX_ROW_GROUP} bytes of images in its row group")
@@ -252,50 +254,24 @@ class _Cache:
         return _RowGroup(found, size)
 
 
-def _image_bytes(value: object) -> bytes | None:
-    found = value.get("bytes") if isinstance(value, dict) else value
-    return found if isinstance(found, bytes) else None
-
-
-def _usable_path(image: object) -> str | None:
-    path = image["path"] if isinstance(image, dict) else None
-    return path if isinstance(path, str) and 0 < len(path) <= _MAX_NAME else None
-
-
 def _holds_images(kind: "pa.DataType") -> bool:
-    fields = _fields(kind)
-    return _is_binary(kind) if fields is None else "bytes" in fields and _is_binary(fields["bytes"])
+    return _is(_field(kind, "bytes") if _is(kind, "struct") else kind, "binary", "large_binary")
 
 
-def _has_path(kind: "pa.DataType") -> bool:
-    fields = _fields(kind)
-    return fields is not None and "path" in fields and _is_text(fields["path"])
+def _is_text(kind: "pa.DataType | None") -> bool:
+    return _is(kind.value_type if kind is not None and _is(kind, "dictionary") else kind, "string", "large_string")
 
 
-def _fields(kind: "pa.DataType") -> dict[str, "pa.DataType"] | None:
-    """The types of a struct's fields by name; None if it is no struct."""
+def _field(kind: "pa.DataType", name: str) -> "pa.DataType | None":
+    """Return the type of a struct's field; None if it is not a struct, or has no such field."""
+    return next((field.type for field in kind if field.name == name), None) if _is(kind, "struct") else None
+
+
+def _is(kind: "pa.DataType | None", *names: str) -> bool:
+    """Return whether there is a type and it is one of these, as `pyarrow.types` names them."""
     import pyarrow as pa
 
-    return {field.name: field.type for field in kind} if pa.types.is_struct(kind) else None
-
-
-def _is_binary(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_integer(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_integer(kind)
+    return kind is not None and any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
 def _unpacked(file: "pq.ParquetFile", group: int, path: str) -> int:
@@ -305,15 +281,3 @@ def _unpacked(file: "pq.ParquetFile", group: int, path: str) -> int:
     return sum(
         column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(f"{path}.")
     )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-
-
-def _shown(kind: "pa.DataType") -> str:
-    return str(kind)[:80]

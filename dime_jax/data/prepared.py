@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import PyTree
 from dime_jax.data import decoding
 from dime_jax.data.sources import Source
@@ -94,8 +95,8 @@ def _open_records(name: str, split: str, data_dir: str | os.PathLike[str] | None
         )
     # TFDS reports a missing dataset, version, split or format by as many exception types.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"expected {name} (split {split}) prepared as array_record in {data_dir}: {reason}") from error
+        place = f"{name} (split {split}) prepared as array_record in {data_dir}"
+        raise ValueError(f"expected {place}: {one_line(error)}") from error
 
 
 def _metadata(record: _Record) -> _Metadata:

@@ -18,6 +18,7 @@ import numpy as np
 
 from dime_jax._util import csv as _csv
 from dime_jax._util.distributed import on_first_process
+from dime_jax._util.text import printable
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
 from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
 from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
@@ -27,7 +28,7 @@ from dime_jax.data.splits import Split
 from dime_jax.data.transforms import transform_for
 
 UNUSABLE_FILE = "unusable_images.csv"
-_ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
+ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
 _SAME_IMAGES = 0.5
 _NAMED_UNUSABLE = 10  # in the warning; the file has all
 
@@ -42,7 +43,7 @@ class RoleCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return how many there are of all roles."""
         return self.members + self.heldout + self.candidates
 
 
@@ -110,6 +111,9 @@ class UnusableImage(NamedTuple):
     id: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{printable(self.id)}: {self.reason}"
+
 
 class CheckedImages(NamedTuple):
     """All images of a run, checked.
@@ -136,7 +140,7 @@ class CheckedImages(NamedTuple):
 
     def count_unusable(self) -> RoleCounts:
         """How many images of each role could not be used."""
-        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in _ROLES))
+        return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in ROLES))
 
     def heldout_beside(self, calibration: Split) -> np.ndarray:
         """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
@@ -235,37 +239,28 @@ def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -
 def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
     for role, indices in roles.by_name().items():
         these = [one for one in unusable if one.role == role]
+        such_as = f", such as {these[0]}; {UNUSABLE_FILE} lists all" if these else ""
         if role != "candidates":
-            what = f"{_ROLES[role]} that cannot be used"
-            refuse_too_many(len(these), len(indices), what, functools.partial(_such_as, these))
+            why = functools.partial(str, such_as)
+            refuse_too_many(len(these), len(indices), f"{ROLES[role]} that cannot be used", why)
         elif these and len(these) == len(indices):
-            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{_such_as(these)}")
-
-
-def _such_as(unusable: Sequence[UnusableImage]) -> str:
-    return f", such as {_name_and_reason(unusable[0])}; {UNUSABLE_FILE} lists all"
+            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{such_as}")
 
 
 def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
     if not unusable:
         return []
-    counts = collections.Counter(_ROLES[one.role] for one in unusable)
+    counts = collections.Counter(ROLES[one.role] for one in unusable)
     roles = ", ".join(f"{count} {role}" for role, count in counts.items())
-    named = "; ".join(_name_and_reason(one) for one in unusable[:_NAMED_UNUSABLE])
+    named = "; ".join(map(str, unusable[:_NAMED_UNUSABLE]))
     more = f"; and {len(unusable) - _NAMED_UNUSABLE} more" if len(unusable) > _NAMED_UNUSABLE else ""
     return [f"{len(unusable)} images cannot be used ({roles}; {UNUSABLE_FILE} lists all): {named}{more}"]
 
 
-def _name_and_reason(one: UnusableImage) -> str:
-    return f"{_csv.printable(one.id)}: {one.reason}"
-
-
 def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
     """Say which images are resized, and whether that tells roles apart."""
-    sizes = {
-        role: collections.Counter(looks[index].size for index in indices.tolist())
-        for role, indices in roles.by_name().items()
-    }
+    given = roles.by_name().items()
+    sizes = {role: collections.Counter(looks[index].size for index in indices.tolist()) for role, indices in given}
     height, width = shape[:2]
     warnings = []
     for role, counts in sizes.items():
@@ -273,7 +268,7 @@ def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, .
         if resized:
             most = max(counts, key=lambda size: counts[size])
             warnings.append(
-                f"{resized} of {counts.total()} {_ROLES[role]} were resized to the model's {height}x{width} (most are "
+                f"{resized} of {counts.total()} {ROLES[role]} were resized to the model's {height}x{width} (most are "
                 f"{most[0]}x{most[1]}): scores are only comparable if training did it the same way"
             )
     if sizes["members"] and not set(sizes["members"]) & set(sizes["heldout"]):
@@ -300,7 +295,7 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
         shared, total = len(_shared(exact, given[one], given[two])), len(given[one])
         if shared > _SAME_IMAGES * total:
             first, second = (
-                f"--{role}" if role in named else f"the {_ROLES[role]}" for role in _ROLES if role in (one, two)
+                f"--{role}" if role in named else f"the {ROLES[role]}" for role in ROLES if role in (one, two)
             )
             raise ValueError(
                 f"expected {first} and {second} to be different images, got {shared} of {total} that are the same to "
@@ -311,39 +306,27 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
 def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCopy]:
     """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
     groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
-    places = [
-        (role, kind, grouping, _first_two(grouping, indices))
-        for role, indices in roles.by_name().items()
-        for kind, grouping in groupings.items()
-    ]
+    copies: dict[tuple[str, str, int], list[int]] = collections.defaultdict(list)
+    for (role, indices), (kind, grouping) in itertools.product(roles.by_name().items(), groupings.items()):
+        for index in indices[grouping[indices] != ALONE].tolist():
+            copies[role, kind, int(grouping[index])].append(index)
     ids, found = roles.source.ids, []
     for index in roles.candidates.tolist():
         others = (
             CandidateCopy(ids[index], role, ids[other], kind)
-            for role, kind, grouping, firsts in places
-            for other in firsts.get(int(grouping[index]), ())
+            for role, (kind, grouping) in itertools.product(ROLES, groupings.items())
+            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of two is another than this
             if other != index
         )
         found += list(itertools.islice(others, 1))
     return found
 
 
-def _first_two(grouping: np.ndarray, indices: np.ndarray) -> dict[int, list[int]]:
-    """The first two images of each group: one of them is another than any given one."""
-    firsts: dict[int, list[int]] = {}
-    for index in indices[grouping[indices] != ALONE].tolist():
-        group = firsts.setdefault(int(grouping[index]), [])
-        if len(group) < 2:
-            group.append(index)
-    return firsts
-
-
 def _without_copies(groups: np.ndarray, roles: Roles) -> Split:
     """The split without images that have copies in another role."""
     kept = remove_shared(roles.split, groups)
     # An image that is a candidate too would be a witness in its own case.
-    sides = (np.setdiff1d(side, _shared(groups, side, roles.candidates)) for side in (kept.member, kept.heldout))
-    return Split(*sides)
+    return Split(*kept.sides.map(lambda side: np.setdiff1d(side, _shared(groups, side, roles.candidates))))
 
 
 def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> DuplicateFacts:
@@ -351,7 +334,7 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
     found, kept = report_duplicates(duplicates, split), split if as_given else remove_shared(split, groups)
     return DuplicateFacts(
         *found[:5],
-        left_out=len(split.member) + len(split.heldout) - len(kept.member) - len(kept.heldout),
+        left_out=sum(split.sides.map(len)) - sum(kept.sides.map(len)),
         candidates_among_members=len(_shared(groups, candidates, split.member)),
         candidates_among_heldout=len(_shared(groups, candidates, split.heldout)),
         candidates=tuple(_candidate_copies(duplicates, roles)),
@@ -361,18 +344,13 @@ def _describe_copies(duplicates: Duplicates, roles: Roles, as_given: bool) -> Du
 def _copy_warnings(facts: DuplicateFacts) -> list[str]:
     among = sum(copy.role == "candidates" for copy in facts.candidates)
     left_in = 0 if facts.left_out else facts.across_member_heldout
+    copies = "candidates are copies or near copies of"
     said = (
         (left_in, "clusters of copies lie across members and held-out images, and were left in"),
         (facts.left_out, "images were left out: there are copies of them among both members and held-out images"),
-        (
-            facts.candidates_among_members,
-            "candidates are copies or near copies of known members, which were left out",
-        ),
-        (
-            facts.candidates_among_heldout,
-            "candidates are copies or near copies of held-out images, which were left out",
-        ),
-        (among, "candidates are copies or near copies of other candidates: the test of the set counts them once"),
+        (facts.candidates_among_members, f"{copies} known members, which were left out"),
+        (facts.candidates_among_heldout, f"{copies} held-out images, which were left out"),
+        (among, f"{copies} other candidates: the test of the set counts them once"),
     )
     return [f"{count} {words}" for count, words in said if count]
 

@@ -88,7 +88,7 @@ def open_roles(
         source = open_source(EXAMPLE)
         split = example_split(source)
         if members is not None:
-            source, split = join_known(members, _part(source, split.heldout), shape)
+            source, split = join_known(members, source.take(split.heldout), shape)
         elif candidates is None:
             return _reserve_candidates(source, split, seed)
     elif members is None:
@@ -136,17 +136,6 @@ def _append(first: Source, candidates: Source, shape: tuple[int, ...]) -> Source
 def _preprocessed(source: Source, shape: tuple[int, ...]) -> Source:
     transform = transform_for(source, shape)
     return dataclasses.replace(source, read=lambda index: transform(source.read(index)), transform="fit")
-
-
-def _part(source: Source, indices: np.ndarray) -> Source:
-    return dataclasses.replace(
-        source,
-        ids=[source.ids[i] for i in indices],
-        read=lambda index: source.read(int(indices[index])),
-        labels=None if source.labels is None else source.labels[indices],
-        identities=None if source.identities is None else source.identities[indices],
-        captions=None if source.captions is None else [source.captions[i] for i in indices],
-    )
 
 
 def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str, num_classes: int | None) -> Source:

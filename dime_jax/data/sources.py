@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dime_jax._util import validate
 
@@ -84,6 +85,18 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def take(self, indices: np.ndarray, ids: Sequence[str] | None = None) -> "Source":
+        """Return the source of some images, in this order; `ids` are new names, where an image is taken twice."""
+        return dataclasses.replace(
+            self,
+            ids=[self.ids[i] for i in indices] if ids is None else ids,
+            read=lambda index: self.read(int(indices[index])),
+            labels=None if self.labels is None else self.labels[indices],
+            identities=None if self.identities is None else self.identities[indices],
+            captions=None if self.captions is None else [self.captions[i] for i in indices],
+            parts=(),
+        )
 
     def __getitem__(self, index: int) -> Item:
         index = int(index)
@@ -200,6 +213,14 @@ def _in_range(image: np.ndarray) -> np.ndarray:
     if not np.all(np.isfinite(image)):
         raise BadImage(f"{int(np.sum(~np.isfinite(image)))} of {image.size} values are NaN or infinite")
     raise BadImage(f"expected values in [-1, 1], got {image.min():g} to {image.max():g}")
+
+
+def check_integers(values: npt.ArrayLike, name: str) -> np.ndarray:
+    """Return a list of integers, perhaps empty, as int64 [n]; anything else is refused."""
+    array = np.asarray(values)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise ValueError(f"{name} must be a list of integers, got {array.dtype} {list(array.shape)}")
+    return array.astype(np.int64)
 
 
 def numbered_ids(prefix: str, count: int) -> list[str]:

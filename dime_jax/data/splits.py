@@ -17,7 +17,7 @@ import numpy as np
 from dime_jax._util import validate
 from dime_jax.data.groups import ALONE
 from dime_jax.data.pairs import Pair
-from dime_jax.data.sources import Source
+from dime_jax.data.sources import Source, check_integers
 
 _FILE_KEYS = {"SecMI": ("mia_train_idxs", "mia_eval_idxs"), "dime-mia": ("member", "heldout")}
 MODES = ("by_id", "as_published")
@@ -32,23 +32,18 @@ class Split:
 
     def __post_init__(self) -> None:
         for name in ("member", "heldout"):
-            index = np.asarray(getattr(self, name))
-            if index.ndim != 1 or not (np.issubdtype(index.dtype, np.integer) or index.size == 0):
-                raise ValueError(f"expected {name} as a list of integers, got {index.dtype} {list(index.shape)}")
-            object.__setattr__(self, name, index.astype(np.int64))
-        both = np.concatenate([self.member, self.heldout])
-        values, counts = np.unique(both, return_counts=True)
-        if np.any(values < 0):
-            raise ValueError(f"expected indices >= 0, got {values[0]}")
-        for name in ("member", "heldout"):
-            if len(np.unique(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"expected unique indices in {name}, got {_first_repeat(getattr(self, name))} twice")
-        if np.any(counts > 1):
-            raise ValueError(f"expected member and heldout to be disjoint, got index {values[counts > 1][0]} in both")
+            index = check_integers(getattr(self, name), name)
+            object.__setattr__(self, name, index)
+            if index.size and index.min() < 0:
+                raise ValueError(f"indices in {name} must be >= 0, got {index.min()}")
+            if repeated := _repeated(index):
+                raise ValueError(f"indices in {name} must be unique, got {repeated[0]} twice")
+        if shared := _repeated(np.concatenate(self.sides)):
+            raise ValueError(f"member and heldout must be disjoint, got index {shared[0]} in both")
 
     @property
     def sides(self) -> Pair[np.ndarray]:
-        """Both."""
+        """Return the two index arrays as a pair."""
         return Pair(self.member, self.heldout)
 
     def check(self, source: Source) -> "Split":
@@ -208,34 +203,13 @@ def halves(
       calibration_share: of the members, and of the held-out images, that go to the calibration half, with mode "by_id".
     """
     validate.check_choice(mode, MODES, "mode")
-    if not 0 < calibration_share < 1:
-        raise ValueError(f"expected 0 < calibration_share < 1, got {calibration_share}")
-    if mode == "by_id":
-        return _halves_by_id(split, ids, seed, groups, calibration_size, test_size, calibration_share)
-    if calibration_share != 0.5:
-        raise ValueError(f"mode as_published halves: expected calibration_share=0.5, got {calibration_share}")
-    if groups is not None:
-        raise ValueError("mode as_published permutes by index and cannot keep groups together: expected groups=None")
-    rng = np.random.default_rng(seed)
-    orders = [rng.permutation(side) for side in (split.member, split.heldout)]
-    pieces = [order[: len(order) // 2] for order in orders] + [order[len(order) // 2 :] for order in orders]
-    sizes = (calibration_size, calibration_size, test_size, test_size)
-    pieces = [
-        piece if size is None else rng.choice(piece, size=min(size, len(piece)), replace=False)
-        for piece, size in zip(pieces, sizes)
-    ]
-    return Halves(Split(*pieces[:2]), Split(*pieces[2:]))
-
-
-def _halves_by_id(
-    split: Split,
-    ids: Sequence[str],
-    seed: int,
-    groups: np.ndarray | None,
-    calibration_size: int | None,
-    test_size: int | None,
-    calibration_share: float,
-) -> Halves:
+    validate.check_unit(calibration_share, "calibration_share")
+    if mode == "as_published":
+        if calibration_share != 0.5:
+            raise ValueError(f"calibration_share must be 0.5 with mode as_published, got {calibration_share}")
+        if groups is not None:
+            raise ValueError("groups must be None with mode as_published, which cannot keep groups together")
+        return _published_halves(split, seed, calibration_size, test_size)
     rows = np.concatenate([split.member, split.heldout])
     heldout = np.arange(len(rows)) >= len(split.member)
     keys = np.array([_hash(seed, ids[row]) for row in rows], np.uint64)
@@ -248,6 +222,19 @@ def _halves_by_id(
         return Split(*(rows[np.sort(c[np.argsort(keys[c], kind="stable")][:size])] for c in chosen))
 
     return Halves(half(True, calibration_size), half(False, test_size))
+
+
+def _published_halves(split: Split, seed: int, calibration_size: int | None, test_size: int | None) -> Halves:
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(side) for side in (split.member, split.heldout)]
+    calibration, test = [order[: len(order) // 2] for order in orders], [order[len(order) // 2 :] for order in orders]
+
+    def draw(half: list[np.ndarray], size: int | None) -> Split:
+        if size is not None:
+            half = [rng.choice(side, min(size, len(side)), replace=False) for side in half]
+        return Split(*half)
+
+    return Halves(draw(calibration, calibration_size), draw(test, test_size))
 
 
 def _choose_sides(heldout: np.ndarray, keys: np.ndarray, group: np.ndarray, share: float) -> np.ndarray:
@@ -286,6 +273,6 @@ def _check_room(source: Source, wanted: int) -> None:
         raise ValueError(f"expected at least {wanted} images in {source.name}, got {len(source)}")
 
 
-def _first_repeat(index: np.ndarray) -> int:
+def _repeated(index: np.ndarray) -> list[int]:
     values, counts = np.unique(index, return_counts=True)
-    return int(values[counts > 1][0])
+    return values[counts > 1].tolist()

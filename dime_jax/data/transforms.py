@@ -73,6 +73,11 @@ def to_model_range(image: np.ndarray) -> np.ndarray:
     return image.astype(np.float32, copy=False)
 
 
+def to_uint8(image: np.ndarray) -> np.ndarray:
+    """Return an image of floats in [-1, 1], or some of them, as uint8; uint8 stays."""
+    return image if image.dtype == np.uint8 else np.round((np.clip(image, -1, 1) + 1) * 127.5).astype(np.uint8)
+
+
 def recognise_range(images: np.ndarray) -> str:
     """Which of "uint8", "[0, 1]" and "[-1, 1]" the pixel values of a whole set are in; anything unclear is refused.
 

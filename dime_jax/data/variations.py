@@ -1,5 +1,6 @@
 """Variations of a picture that a model may have been trained on in its place: mirrored, cropped, encoded again."""
 
+import dataclasses
 import io
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from dime_jax.data.sources import Source
+from dime_jax.data.transforms import to_uint8
 
 
 def _mirrored(image: Image.Image) -> Image.Image:
@@ -52,31 +54,18 @@ def varied(source: Source, indices: np.ndarray) -> Source:
 
     Pictures keep their size, labels and captions. They are varied as 8-bit images, also those that were not.
     """
-    names, count = list(VARIATIONS), len(VARIATIONS)
-    originals = [int(index) for index in indices for _ in names]
+    names = list(VARIATIONS)
+    ids = [f"{source.ids[index]} ({name})" for index in indices for name in names]
+    originals = source.take(np.repeat(indices, len(names)), ids)
 
     def read(place: int) -> np.ndarray:
-        return vary(source.read(originals[place]), names[place % count])
+        return vary(originals.read(place), names[place % len(names)])
 
-    def column(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[originals]
-
-    return Source(
-        name=f"variations of {source.name}",
-        ids=[f"{source.ids[index]} ({names[place % count]})" for place, index in enumerate(originals)],
-        read=read,
-        labels=column(source.labels),
-        identities=column(source.identities),
-        transform=source.transform,
-        class_names=source.class_names,
-        captions=None if source.captions is None else [source.captions[index] for index in originals],
-        caption_problem=source.caption_problem,
-    )
+    return dataclasses.replace(originals, name=f"variations of {source.name}", read=read)
 
 
 def vary(pixels: np.ndarray, name: str) -> np.ndarray:
     """One variation of an image, uint8 [H, W, C] or float32 in [-1, 1], as uint8 [H, W, C]."""
-    if pixels.dtype != np.uint8:
-        pixels = np.round((pixels + 1) * 127.5).astype(np.uint8)
+    pixels = to_uint8(pixels)
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return np.asarray(VARIATIONS[name](image)).reshape(pixels.shape)

@@ -16,18 +16,17 @@ def finite_scores(scores: npt.ArrayLike, name: str) -> np.ndarray:
 
 def numbers(values: npt.ArrayLike, name: str) -> np.ndarray:
     """One-dimensional float64, not empty; NaN and infinities are let through."""
+    return one_dimensional(values, name).astype(np.float64)
+
+
+def one_dimensional(values: npt.ArrayLike, name: str) -> np.ndarray:
+    """Return numbers of any type, one-dimensional and not empty, as they are."""
     array = np.asarray(values)
     validate.check_shape(array, (None,), name)
     validate.check_not_empty(array, name)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"expected numbers in {name}, got type {array.dtype}")
-    return array.astype(np.float64)
-
-
-def fraction(value: float, name: str) -> None:
-    """Require 0 < value < 1."""
-    if not 0 < value < 1:
-        raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
+    return array
 
 
 def group_index(groups: npt.ArrayLike | None, n: int, name: str) -> np.ndarray:

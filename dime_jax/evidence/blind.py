@@ -86,21 +86,9 @@ def blind_baseline(
         classifier = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
         return classifier.fit(features[train], is_heldout[train]).decision_function(features[test])
 
-    scores, folds = cross_fitted(decide, is_heldout, groups, folds, seed)
-    return record(scores, len(member), folds, features.shape[1], confidence)
-
-
-def record(
-    scores: np.ndarray,
-    n_member: int,
-    folds: int,
-    n_features: int,
-    confidence: float,
-    groups: npt.ArrayLike | None = None,
-) -> BlindBaseline:
-    """The record of out-of-fold scores, members first; with groups, its interval allows for them."""
-    member, heldout = scores[:n_member], scores[n_member:]
-    return BlindBaseline(_blind_auc(member, heldout, confidence, groups), member, heldout, folds, n_features)
+    scores_member, scores_heldout, folds = cross_fitted(decide, is_heldout, groups, folds, seed)
+    auc = blind_auc(scores_member, scores_heldout, confidence)
+    return BlindBaseline(auc, scores_member, scores_heldout, folds, features.shape[1])
 
 
 def cross_fitted(
@@ -109,13 +97,13 @@ def cross_fitted(
     groups: npt.ArrayLike | None,
     folds: int,
     seed: int,
-) -> tuple[np.ndarray, int]:
-    """Out-of-fold scores as ranks within their fold, in (0, 1), and the number of folds (see `blind_baseline`).
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Out-of-fold scores of members and held-out images as ranks within their fold, in (0, 1), and how many folds.
 
     Args:
       decide: `decide(train, test)` fits a classifier on the images `train` and gives its decision on `test`, higher for
         held-out images.
-      is_heldout: 0 for members and 1 for held-out images, in order.
+      is_heldout: 0 for members, which come first, and 1 for held-out images.
       groups: images never to be cut between folds, or None.
       folds: at most so many.
       seed: of the folds.
@@ -134,7 +122,7 @@ def cross_fitted(
                     f"expected both classes outside every fold, got groups too large for {folds} folds"
                 )
             scores[test] = (stats.rankdata(decide(train, test)) - 0.5) / test.size
-    return scores, folds
+    return scores[is_heldout == 0], scores[is_heldout == 1], folds
 
 
 def gap_over_blind(
@@ -148,7 +136,7 @@ def gap_over_blind(
     """Attack AUC minus blind AUC, paired on the same images in the same order.
 
     DeLong's paired interval takes the scores of different images as independent. Blind scores are out of fold, which at
-    chance doubles the variance of their AUC (`_blind_auc`); so that variance is added once more. The p-value is the one
+    chance doubles the variance of their AUC (`blind_auc`); so that variance is added once more. The p-value is the one
     that belongs to the interval. With `groups` (members first), `blind_fires` allows for images that fall together.
     """
     gap = metrics.compare((attack_member, attack_heldout), (blind_member, blind_heldout), (), confidence).auc_difference
@@ -161,11 +149,11 @@ def gap_over_blind(
         difference=difference,
         p_value=float(2 * stats.norm.sf(margins * _quantile(confidence))),
         explained=difference.low <= 0,
-        blind_fires=_blind_auc(blind_member, blind_heldout, confidence, groups).low > 0.5,
+        blind_fires=blind_auc(blind_member, blind_heldout, confidence, groups).low > 0.5,
     )
 
 
-def _blind_auc(
+def blind_auc(
     member: npt.ArrayLike, heldout: npt.ArrayLike, confidence: float, groups: npt.ArrayLike | None = None
 ) -> metrics.Estimate:
     """AUC of out-of-fold scores, with DeLong's interval at √2 times its standard error, and more with groups.

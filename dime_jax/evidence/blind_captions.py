@@ -61,9 +61,9 @@ def caption_baseline(
         classifier = LogisticRegression(C=_STRENGTH, solver="liblinear")
         return classifier.fit(features[train], is_heldout[train]).decision_function(features[test])
 
-    scores, folds = blind.cross_fitted(decide, is_heldout, groups, folds, seed)
-    n_features = sum(part.shape[1] for part in (*counts, form))
-    return blind.record(scores, len(member_captions), folds, n_features, confidence, groups)
+    member, heldout, folds = blind.cross_fitted(decide, is_heldout, groups, folds, seed)
+    auc, n_features = blind.blind_auc(member, heldout, confidence, groups), sum(p.shape[1] for p in (*counts, form))
+    return blind.BlindBaseline(auc, member, heldout, folds, n_features)
 
 
 def caption_form(captions: Sequence[str]) -> np.ndarray:

@@ -87,8 +87,8 @@ def power(
     (`metrics.effective_size`).
     """
     p_values = _checks.finite_scores(p_values, "p_values")
-    _checks.fraction(level, "level")
-    _checks.fraction(confidence, "confidence")
+    validate.check_unit(level, "level")
+    validate.check_unit(confidence, "confidence")
     share = float(np.mean(p_values <= level * (1 + _ROUNDING)))
     n = metrics.effective_size(p_values, _checks.group_index(groups, p_values.size, "groups"))
     tail, hits, misses = (1 - confidence) / 2, share * n, (1 - share) * n
@@ -119,7 +119,7 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
     warning says so. `n_heldout` is the number of held-out scores behind the p-values, or of their groups.
     """
     p_values = _checks.numbers(p_values, "p_values")
-    _checks.fraction(level, "level")
+    validate.check_unit(level, "level")
     least = smallest_p(n_heldout)
     usable = ~np.isnan(p_values)
     outside = usable & ((p_values < least * (1 - _ROUNDING)) | (p_values > 1))

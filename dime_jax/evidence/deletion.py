@@ -1,6 +1,7 @@
 """Did deleting images from a model help? The same candidates against the model before and after, paired."""
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,24 +99,16 @@ def deletion_check(
     index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], int(usable.sum()), "groups")
     heldout_index = _checks.group_index(heldout_groups, heldout_before.size, "heldout_groups")
 
+    models, own = ((before, heldout_before), (after, heldout_after)), None if groups is None else index
     set_before, set_after = (
-        set_test(
-            scores[usable],
-            heldout,
-            None if groups is None else index,
-            seed,
-            heldout_groups=heldout_groups,
-            level=level,
-            resamples=resamples,
-        )
-        for scores, heldout in ((before, heldout_before), (after, heldout_after))
+        set_test(s[usable], h, own, seed, heldout_groups=heldout_groups, level=level, resamples=resamples)
+        for s, h in models
     )
-    change = _paired_change(
-        (before[usable], heldout_before), (after[usable], heldout_after), index, heldout_index, level, seed, resamples
-    )
+    used = [(scores[usable], heldout) for scores, heldout in models]
+    change = _paired_change(used, index, heldout_index, level, seed, resamples)
     p_before, p_after = (
         np.where(usable, candidates.conformal_p_values(scores, heldout, heldout_groups), np.nan)
-        for scores, heldout in ((before, heldout_before), (after, heldout_after))
+        for scores, heldout in models
     )
     verdicts = candidates.candidate_verdicts(p_before, heldout_index.max() + 1, level)
     p_cutoff = float(np.max(p_before, where=verdicts.rejected, initial=0.0))
@@ -150,8 +143,7 @@ def _verdict(p_before: float, p_after: float, p_change: float, level: float) -> 
 
 
 def _paired_change(
-    before: tuple[np.ndarray, np.ndarray],
-    after: tuple[np.ndarray, np.ndarray],
+    models: Sequence[tuple[np.ndarray, np.ndarray]],
     index: np.ndarray,
     heldout_index: np.ndarray,
     level: float,
@@ -159,6 +151,8 @@ def _paired_change(
     resamples: int,
 ) -> Change:
     """AUC before - AUC after, every group weighing the same, with a sign-flip test and an interval at 1 - level.
+
+    `models` are (scores, held-out scores) before and after.
 
     The difference D is the mean over k groups of d_g, the fall of the group's placement among the held-out images. If
     before and after are interchangeable, every d_g is as likely to be -d_g: D* = mean ±d_g has the law of D. That takes
@@ -169,14 +163,9 @@ def _paired_change(
     The interval is D ± t_{k-1} √(Var d/k + Var e/K): DeLong's, clustered, with Student's quantile for few groups.
     """
     weights, heldout_weights = group_weights(index), group_weights(heldout_index)
-    (scores_before, heldout_before), (scores_after, heldout_after) = before, after
-    falls = shares_below(scores_after, heldout_after, heldout_weights) - shares_below(
-        scores_before, heldout_before, heldout_weights
-    )
-    heldout_falls = shares_below(heldout_before, scores_before, weights) - shares_below(
-        heldout_after, scores_after, weights
-    )
-    d, e = group_means(falls, index), group_means(heldout_falls, heldout_index)
+    before, after = (shares_below(scores, heldout, heldout_weights) for scores, heldout in models)
+    heldout_before, heldout_after = (shares_below(heldout, scores, weights) for scores, heldout in models)
+    d, e = group_means(after - before, index), group_means(heldout_before - heldout_after, heldout_index)
     difference = float(np.mean(d))
     heldout_error = np.std(e, ddof=1) / np.sqrt(e.size) if e.size > 1 else 0.0
 

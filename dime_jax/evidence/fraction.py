@@ -7,6 +7,7 @@ import numpy.typing as npt
 from scipy import special
 from sklearn.linear_model import LogisticRegression
 
+from dime_jax._util import validate
 from dime_jax.data.pairs import Pair
 from dime_jax.evidence import _checks
 from dime_jax.evidence._resampling import portions
@@ -70,7 +71,7 @@ def fraction_used(
       seed: of the resampling.
       resamples: for the critical values.
     """
-    _checks.fraction(confidence, "confidence")
+    validate.check_unit(confidence, "confidence")
     scores = _checks.numbers(scores, "scores")
     weigh = _Weight.fitted(calibration).of
     weights = weigh(_checks.finite_scores(scores[np.isfinite(scores)], "scores"))

@@ -102,19 +102,16 @@ def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarr
     """p of each candidate's distance among the n + 1 distances of it and the held-out images from their common mean."""
     p_values = np.empty(len(candidates))
     for number, candidate in enumerate(candidates):
-        distances = _distances(np.concatenate([heldout, candidate[None]]))
+        distances = np.sum(_whitened(np.concatenate([heldout, candidate[None]])) ** 2, axis=1)
         p_values[number] = np.mean(distances >= distances[-1] * (1 - 1e-9))
     return p_values
 
 
-def _distances(rows: np.ndarray) -> np.ndarray:
-    """Squared Mahalanobis distances [n] of the rows [n, k] from their mean."""
-    whitened = _whitened(rows)
-    return np.sum(whitened**2, axis=1)
-
-
 def _whitened(rows: np.ndarray) -> np.ndarray:
-    """Rows with mean 0 and, but for the ridge, the identity as covariance. All rows are treated alike."""
+    """Rows with mean 0 and, but for the ridge, the identity as covariance. All rows are treated alike.
+
+    Their squared lengths are the rows' squared Mahalanobis distances from their mean.
+    """
     standard = (rows - rows.mean(axis=0)) / np.maximum(rows.std(axis=0), _LEAST_SPREAD)
     correlation = standard.T @ standard / len(rows) + _RIDGE * np.eye(rows.shape[1])
     return scipy.linalg.solve_triangular(np.linalg.cholesky(correlation), standard.T, lower=True).T

@@ -27,6 +27,8 @@ import numpy.typing as npt
 from scipy import optimize, special, stats
 
 from dime_jax._util import validate
+from dime_jax.data.groups import ALONE
+from dime_jax.evidence import _checks
 
 ScorePair = tuple[npt.ArrayLike, npt.ArrayLike]
 Groups = tuple[npt.ArrayLike | None, npt.ArrayLike | None]  # of members and held-out images, -1 for one on its own
@@ -125,10 +127,7 @@ def auc(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
 
 
 def auc_interval(
-    member_scores: npt.ArrayLike,
-    heldout_scores: npt.ArrayLike,
-    confidence: float = 0.95,
-    groups: Groups = (None, None),
+    member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, confidence: float = 0.95, groups: Groups = (None, None)
 ) -> Estimate:
     """AUC with its interval, as in `evaluate`, without the other metrics."""
     _check_levels((), confidence)
@@ -170,11 +169,7 @@ def best_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) 
 
 
 def compare(
-    first: ScorePair,
-    second: ScorePair,
-    fprs: Iterable[float] = (0.01,),
-    confidence: float = 0.95,
-    seed: int = 0,
+    first: ScorePair, second: ScorePair, fprs: Iterable[float] = (0.01,), confidence: float = 0.95, seed: int = 0
 ) -> Comparison:
     """Paired comparison of two attacks, each given as (member scores, held-out scores) of the same images in order.
 
@@ -486,16 +481,10 @@ def effective_size(scores: np.ndarray, groups: np.ndarray) -> float:
 
 def _group_numbers(groups: Groups, sizes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Numbers from 0 for the groups of both classes; an image on its own gets one of its own."""
-    labels = []
-    for group, size, name in zip(groups, sizes, ("member", "held-out")):
-        label = np.full(size, -1) if group is None else np.asarray(group)
+    labels = [np.full(size, ALONE) if group is None else np.asarray(group) for group, size in zip(groups, sizes)]
+    for label, size, name in zip(labels, sizes, ("member", "held-out")):
         validate.check_shape(label, (size,), f"{name} groups")
-        labels.append(label)
-    both = np.concatenate(labels)
-    numbers = np.unique(both, return_inverse=True)[1]
-    alone = both == -1
-    numbers[alone] = numbers.max() + 1 + np.arange(np.sum(alone))
-    numbers = np.unique(numbers, return_inverse=True)[1]
+    numbers = _checks.group_index(np.concatenate(labels), sum(sizes), "groups")
     return numbers[: sizes[0]], numbers[sizes[0] :]
 
 
@@ -514,13 +503,10 @@ def _check_scores(
     member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, prefix: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both as one-dimensional arrays of one floating type, not empty, all finite."""
-    member, heldout = np.asarray(member_scores), np.asarray(heldout_scores)
-    for scores, name in ((member, f"{prefix}member_scores"), (heldout, f"{prefix}heldout_scores")):
-        validate.check_shape(scores, (None,), name)
-        validate.check_not_empty(scores, name)
-        if scores.dtype.kind not in "fiu":
-            raise ValueError(f"expected numbers in {name}, got type {scores.dtype}")
-        validate.check_finite(scores, name)
+    member = _checks.one_dimensional(member_scores, f"{prefix}member_scores")
+    heldout = _checks.one_dimensional(heldout_scores, f"{prefix}heldout_scores")
+    validate.check_finite(member, f"{prefix}member_scores")
+    validate.check_finite(heldout, f"{prefix}heldout_scores")
     dtype = np.result_type(member, heldout)
     dtype = dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
     return member.astype(dtype), heldout.astype(dtype)
@@ -528,10 +514,8 @@ def _check_scores(
 
 def _check_levels(fprs: Iterable[float], confidence: float) -> list[float]:
     """The asked FPRs as floats in [0, 1); confidence must be inside (0, 1)."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"expected 0 < confidence < 1, got confidence={confidence}")
+    validate.check_unit(confidence, "confidence")
     fprs = [float(fpr) for fpr in fprs]
     for fpr in fprs:
-        if not 0 <= fpr < 1:
-            raise ValueError(f"expected 0 <= fpr < 1, got fpr={fpr}")
+        validate.check_unit(fpr, "fpr", "[)")
     return fprs

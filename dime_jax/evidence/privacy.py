@@ -72,9 +72,8 @@ def epsilon_lower_bound(
     """
     member = _one_of_each(_checks.finite_scores(member_scores, "member_scores"), groups[0])
     heldout = _one_of_each(_checks.finite_scores(heldout_scores, "heldout_scores"), groups[1])
-    _checks.fraction(confidence, "confidence")
-    if not 0 <= delta < 1:
-        raise ValueError(f"expected 0 <= delta < 1, got delta={delta}")
+    validate.check_unit(confidence, "confidence")
+    validate.check_unit(delta, "delta", "[)")
     flag_counts, clear_counts = _allowed_errors(heldout.size), _allowed_errors(member.size)
     tried = len(flag_counts) + len(clear_counts)
     tail = (1 - confidence) / (2 * tried)
@@ -124,12 +123,10 @@ def dp_tpr_bound(fpr: npt.ArrayLike, epsilon: float, delta: float = 0.0) -> np.n
     The first branch is the paper's and binds at low FPR; the second is its mirror image, for clearing non-members.
     """
     fpr = np.asarray(fpr, np.float64)
-    if not np.all((fpr >= 0) & (fpr <= 1)):
-        raise ValueError("expected 0 <= fpr <= 1 everywhere")
+    validate.check_unit(fpr, "fpr", "[]")
     validate.check_finite(epsilon, "epsilon")
     validate.check_at_least(epsilon, 0, "epsilon")
-    if not 0 <= delta <= 1:
-        raise ValueError(f"expected 0 <= delta <= 1, got delta={delta}")
+    validate.check_unit(delta, "delta", "[]")
     # e^700 is near the largest float: beyond, the bound is 1 for any FPR that can occur.
     growth = np.exp(min(epsilon, 700.0))
     return np.minimum(1.0, np.minimum(growth * fpr + delta, 1 - (1 - delta - fpr) / growth))

@@ -64,7 +64,7 @@ def set_test(
     """
     scores = _checks.numbers(scores, "scores")
     heldout = _checks.finite_scores(heldout_scores, "heldout_scores")
-    _checks.fraction(level, "level")
+    validate.check_unit(level, "level")
     validate.check_at_least(resamples, 1, "resamples")
     index = _checks.group_index(groups, scores.size, "groups")
     heldout_index = _checks.group_index(heldout_groups, heldout.size, "heldout_groups")

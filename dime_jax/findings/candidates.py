@@ -1,6 +1,7 @@
 """The candidates of an audit: p-values, verdicts, and the set they make."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +17,7 @@ from dime_jax.protocol.record import Record, finite
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
 
 SURELY = 0.01
-_PROBLEMS = {
-    OK: "",
-    NOT_FINITE: withholding.NO_FINITE_ANSWER,
-    UNREADABLE: "could no longer be read when it was scored",
-}
+_PROBLEMS = {OK: "", NOT_FINITE: withholding.NO_FINITE_ANSWER, UNREADABLE: "could no longer be read when it was scored"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,10 +64,7 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     indices, settings = record.arrays.candidates, record.facts.settings
     scores, heldout = record.candidate_scores()
     names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
-    groups, statistics = record.groups(indices), record.arrays.statistics
-    assert statistics is not None  # there are candidates
-    compared = record.groups(statistics.compared)
-    likeness = evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared, settings.seed)
+    groups, likeness = record.groups(indices), record.likeness
     withheld = withheld or withholding.unlike_set(likeness)
     comparable = ~likeness.unlike & (withheld is None)
     heldout_groups = _heldout_groups(record)
@@ -117,10 +111,7 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
     if min(map(np.size, known)) < evidence.LEAST_KNOWN:
         return None
     return evidence.fraction_used(
-        np.array(scores),
-        known,
-        record.calibration_scores().map(finite),
-        seed=record.facts.settings.seed,
+        np.array(scores), known, record.calibration_scores().map(finite), seed=record.facts.settings.seed
     )
 
 
@@ -129,16 +120,16 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
     return [
         CandidateRow(
             id=id,
-            score=_finite(judged.scores[place]),
-            p_value=_finite(judged.p_values[place]),
-            q_value=_finite(judged.verdicts.q_values[place]),
+            score=withholding.number(judged.scores[place]),
+            p_value=withholding.number(judged.p_values[place]),
+            q_value=withholding.number(judged.verdicts.q_values[place]),
             verdict=judged.verdicts.verdict[place],
             group=None if judged.groups is None else int(judged.groups[place]),
             variation=judged.variations[place],
             member=bool(truth[place]) if len(truth) else None,
             reason=judged.reasons[place],
             note=notes.get(id, ""),
-            p_adjusted=_finite(judged.adjusted.p_values[place]),
+            p_adjusted=withholding.number(judged.adjusted.p_values[place]),
         )
         for place, id in enumerate(judged.ids)
     ]
@@ -175,19 +166,15 @@ def _set_tests(judged: _Judged, record: Record) -> tuple[SetTest | None, SetTest
     counted, settings = judged.counted, record.facts.settings
     if not counted.any():
         return None, None
-    groups, heldout_groups = (None if judged.groups is None else judged.groups[counted]), _heldout_groups(record)
-    more, less = (
-        evidence.set_test(
-            sign * judged.scores[counted],
-            sign * judged.heldout,
-            groups,
-            settings.seed,
-            heldout_groups=heldout_groups,
-            level=settings.level,
-        )
-        for sign in (1, -1)
+    test = functools.partial(
+        evidence.set_test,
+        groups=None if judged.groups is None else judged.groups[counted],
+        seed=settings.seed,
+        heldout_groups=_heldout_groups(record),
+        level=settings.level,
     )
-    return more, less
+    scores = judged.scores[counted]
+    return test(scores, judged.heldout), test(-scores, -judged.heldout)
 
 
 def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) -> list[str]:
@@ -213,7 +200,3 @@ def _against_truth(flagged: np.ndarray, truth: np.ndarray) -> Truth:
         others=int(np.sum(~truth)),
         false_alarms=int(np.sum(flagged & ~truth)),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

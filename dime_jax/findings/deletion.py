@@ -9,29 +9,21 @@ compare.json holds the digests of the others, those of score tables by their man
 """
 
 import dataclasses
-import functools
-import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dime_jax import evidence
-from dime_jax.evidence import DeletionCheck, Likeness
+from dime_jax.evidence import DeletionCheck
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import copy_notes
 from dime_jax.findings.results import DecidedBy, DeletionFindings, DeletionRow, Headline, LikenessFound
-from dime_jax.guards import model_check
-from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import stages
-from dime_jax.protocol.arrays import CompareArrays
-from dime_jax.protocol.calibration import Calibration
-from dime_jax.protocol.facts import BeforeAfter, CompareFacts
-from dime_jax.protocol.frozen import by_label, frozen_attacks
+from dime_jax.protocol.facts import BeforeAfter
+from dime_jax.protocol.record import CompareRecord
 from dime_jax.scoring import score_table
-from dime_jax.scoring.score_table import ScoreTable
 
-MODELS = ("before", "after")
 _NO_HEADLINE_YET = Headline("", "", "", ())
 
 
@@ -42,74 +34,14 @@ class Deletion(NamedTuple):
     candidates: list[DeletionRow]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompareRecord:
-    """A comparison whose queries are made.
-
-    Attributes:
-      directory: where it is.
-      facts: what was compared.
-      arrays: compare.npz.
-    """
-
-    directory: pathlib.Path
-    facts: CompareFacts
-    arrays: CompareArrays
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether there were members to calibrate with."""
-        return self.facts.theory_setting is None
-
-    @functools.cached_property
-    def tables(self) -> BeforeAfter[ScoreTable]:
-        """The score tables of both models."""
-        return BeforeAfter(*(score_table.read_table(self.directory / name) for name in MODELS))
-
-    @functools.cached_property
-    def decider(self) -> Calibration:
-        """The attack that decides."""
-        frozen = frozen_attacks(self.directory, self.facts.theory_setting, self.tables.before.schedule)
-        return by_label(frozen, self.facts.decided_by)
-
-    @functools.cached_property
-    def checks(self) -> BeforeAfter[DenoiserCheck | None]:
-        """Whether each model predicts noise."""
-        prints = (table.manifest["identity"]["model"] for table in self.tables.pair())
-        return BeforeAfter(*(model_check.read_check(self.directory, fingerprint) for fingerprint in prints))
-
-    @functools.cached_property
-    def direction(self) -> evidence.Direction:
-        """What the witness says on the calibration half."""
-        return stages.read_direction(self.directory, ["calibration"]) if self.calibrated else evidence.NOT_CHECKED
-
-    @property
-    def grouped(self) -> bool:
-        """Whether any image is in a group."""
-        return bool(np.any(self.arrays.groups >= 0))
-
-    @functools.cached_property
-    def likeness(self) -> Likeness:
-        """The candidates beside the held-out images, as pictures."""
-        groups, statistics, heldout = self.arrays.groups, self.arrays.statistics, self.arrays.heldout
-        of_heldout = dict(zip(heldout.tolist(), groups[: len(heldout)].tolist()))
-        compared = np.array([of_heldout[index] for index in statistics.compared.tolist()])
-        of_candidates, seed = groups[len(heldout) :], self.facts.settings.seed
-        return evidence.likeness(statistics.candidates, statistics.of_compared, of_candidates, compared, seed)
-
-    def scores(self, images: np.ndarray) -> np.ndarray:
-        """Scores [2, n] of some images under both models; NaN without a finite answer."""
-        return np.stack([stages.frozen_scores(table, self.decider, images) for table in self.tables.pair()])
-
-
 def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deletion:
     """Everything that the comparison shows; `warnings` are added to its own."""
     facts, likeness = record.facts, record.likeness
-    scores, heldout = record.scores(record.arrays.candidates), record.scores(record.arrays.heldout)
+    scores, heldout = _scores(record, record.arrays.candidates), _scores(record, record.arrays.heldout)
     answered, usable = (np.all(np.isfinite(pair), axis=0) for pair in (scores, heldout))
     like = ~likeness.unlike
     withheld = (
-        withholding.no_denoiser_or_swapped(record.checks.pair(), record.direction)
+        withholding.no_denoiser_or_swapped(record.checks, record.direction)
         or withholding.too_few_answers(answered, len(facts.unusable_candidates))
         or withholding.unlike_set(likeness)
     )
@@ -138,40 +70,36 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
             setting=record.decider.setting,
             chosen=facts.chosen,
         ),
-        fingerprints=BeforeAfter(*(table.manifest["identity"]["model"] for table in record.tables.pair())),
-        precision=record.tables.before.manifest["identity"]["precision"],
+        fingerprints=BeforeAfter(*(table.manifest["identity"]["model"] for table in record.tables)),
+        precision=record.tables[0].manifest["identity"]["precision"],
         seed=facts.settings.seed,
         queries_made=_queries(record),
-        model_check=record.checks,
-        warnings=(
-            *warnings,
-            *facts.image_warnings,
-            *left_out,
-            *(() if withheld else check.warnings),
-        ),
+        model_check=BeforeAfter(*record.checks),
+        warnings=(*warnings, *facts.image_warnings, *left_out, *(() if withheld else check.warnings)),
         headline=_NO_HEADLINE_YET,
     )
     return Deletion(dataclasses.replace(found, headline=wording.deletion_headline(found)), rows)
 
 
+def _scores(record: CompareRecord, images: np.ndarray) -> np.ndarray:
+    """Scores [2, n] of some images under both models; NaN without a finite answer."""
+    return np.stack([stages.frozen_scores(table, record.decider, images) for table in record.tables])
+
+
 def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usable: np.ndarray) -> DeletionCheck:
     """The statistics, by the held-out images that both models gave an answer about."""
-    groups, of_heldout, settings = record.arrays.groups, len(record.arrays.heldout), record.facts.settings
+    arrays, settings, groups, of_heldout = record.arrays, record.facts.settings, None, None
+    if record.groups(np.concatenate([arrays.heldout, arrays.candidates])) is not None:
+        groups, of_heldout = arrays.groups[arrays.candidates], arrays.groups[arrays.heldout[usable]]
+    (before, after), known = scores, heldout[:, usable]
     return evidence.deletion_check(
-        scores[0],
-        scores[1],
-        heldout[0, usable],
-        heldout[1, usable],
-        groups[of_heldout:] if record.grouped else None,
-        settings.level,
-        settings.seed,
-        heldout_groups=groups[:of_heldout][usable] if record.grouped else None,
+        before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout
     )
 
 
 def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]) -> list[DeletionRow]:
     """A line for each candidate, without p-values and flags where the verdict is withheld; unreadable ones follow."""
-    notes, table = copy_notes(record.facts), record.tables.before
+    notes, table = copy_notes(record.facts), record.tables[0]
     ids = dict(zip(table.index.tolist(), table.ids))
     rows = []
     for place, (index, reason) in enumerate(zip(record.arrays.candidates.tolist(), reasons)):
@@ -179,8 +107,8 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
         if check is not None:
             row = dataclasses.replace(
                 row,
-                p_before=_finite(check.p_before[place]),
-                p_after=_finite(check.p_after[place]),
+                p_before=withholding.number(check.p_before[place]),
+                p_after=withholding.number(check.p_after[place]),
                 flagged_before=bool(check.flagged_before[place]),
                 flagged_after=bool(check.flagged_after[place]),
             )
@@ -191,11 +119,7 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
 
 def _queries(record: CompareRecord) -> int:
     """All that were made: under both models, for their checks, and to calibrate."""
-    scored = sum(table.queries_made for table in record.tables.pair())
-    checked = sum(check.queries for check in record.checks.pair() if check is not None)
-    calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.calibrated else 0
+    scored = sum(table.queries_made for table in record.tables)
+    checked = sum(check.queries for check in record.checks if check is not None)
+    calibrated = score_table.read_table(record.directory / "calibration").queries_made if record.members_known else 0
     return scored + checked + calibrated
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

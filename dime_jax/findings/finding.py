@@ -55,16 +55,10 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         *(dependence_warning(record) if record.members_known else ()),
         *unanswered_warning(unanswered),
     )
-    asked_about_candidates = sum(table.queries_made for table in (record.candidates, record.variations) if table)
+    tables = [table for table in (record.candidates, record.variations) if table]
+    queries = evaluation.queries_made + sum(table.queries_made for table in tables)
     found = AuditFindings(
-        results=evaluation.results,
-        fingerprints=evaluation.fingerprints,
-        precision=evaluation.precision,
-        seed=evaluation.seed,
-        queries_made=evaluation.queries_made + asked_about_candidates,
-        model_check=evaluation.model_check,
-        direction=evaluation.direction,
-        warnings=warnings,
+        **{**vars(evaluation), "queries_made": queries, "warnings": warnings},
         decided_by=_decided_by(record),
         comparisons=find_comparisons(record),
         blind_baseline=find_blind_baseline(record),

@@ -19,10 +19,10 @@ from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
 from dime_jax.protocol import stages
-from dime_jax.protocol.arrays import AuditArrays, CompareArrays, npz_bytes
+from dime_jax.protocol.arrays import AuditArrays, columns_of, compare_columns
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import CompareRecord, Record
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
@@ -31,7 +31,7 @@ _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
 def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays) -> None:
     """Write audit.json and audit.npz."""
     (directory / AUDIT).unlink(missing_ok=True)  # a kill must not leave the one of before with new arrays
-    _files.write_atomically(directory / _AUDIT_ARRAYS, npz_bytes(arrays.columns()))
+    _files.write_atomically(directory / _AUDIT_ARRAYS, digests.dump_arrays(columns_of(arrays), compress=True))
     run = []
     if facts.images.members:
         run = [*stages.CALIBRATION_FILES, "calibration.json", stages.MANIFESTS["test"]]
@@ -46,10 +46,7 @@ def read_record(directory: pathlib.Path) -> Record:
     Raises:
       ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
-    if not (directory / AUDIT).is_file():
-        raise ValueError(f"{directory} holds no audit: no {AUDIT} in it")
-    sealed = digests.read(directory / AUDIT).check()
-    check_version(sealed.path, sealed.contents)
+    sealed = _open(directory, AUDIT, "audit")
     facts = parse(AuditFacts, sealed.contents, str(sealed.path))
     with _naming(directory / _AUDIT_ARRAYS):
         arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS), members_known=facts.images.members > 0)
@@ -83,40 +80,40 @@ def read_results(directory: str | os.PathLike[str]) -> Evaluation | StudyFinding
     return parse(kind, contents, str(path))
 
 
-def write_compare_arrays(directory: pathlib.Path, arrays: CompareArrays) -> None:
+def write_compare_arrays(directory: pathlib.Path, arrays: AuditArrays) -> None:
     """Write compare.npz; compare.json of before goes, since a kill must not leave it with new arrays."""
     (directory / COMPARE).unlink(missing_ok=True)
-    _files.write_atomically(directory / _COMPARE_ARRAYS, npz_bytes(arrays.columns()))
+    _files.write_atomically(directory / _COMPARE_ARRAYS, digests.dump_arrays(compare_columns(arrays), compress=True))
 
 
-def read_compare_arrays(directory: pathlib.Path) -> CompareArrays:
-    """compare.npz."""
-    path = directory / _COMPARE_ARRAYS
-    with _naming(path):
-        return CompareArrays.of(digests.load_arrays(path, path.read_bytes()))
-
-
-def read_compare_facts(directory: pathlib.Path) -> CompareFacts:
-    """What was compared.
+def read_comparison(directory: pathlib.Path) -> CompareRecord:
+    """Open the record of a comparison.
 
     Raises:
-      ValueError: if there is no comparison, or a file of it is damaged or missing, naming that.
+      ValueError: if there is none, or a file of it is damaged or missing, naming that.
     """
-    path = directory / COMPARE
-    if not path.is_file():
-        raise ValueError(f"{directory} holds no comparison: no {COMPARE} in it")
-    contents = digests.read(path).check().contents
-    check_version(path, contents)
-    return parse(CompareFacts, contents.get("facts"), f"{path}: facts")
+    sealed = _open(directory, COMPARE, "comparison")
+    facts = parse(CompareFacts, sealed.contents.get("facts"), f"{sealed.path}: facts")
+    with _naming(directory / _COMPARE_ARRAYS):
+        return CompareRecord(directory, facts, AuditArrays.of_comparison(sealed.read_arrays(_COMPARE_ARRAYS)))
 
 
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
-    files = [_COMPARE_ARRAYS, "before/manifest.json", "after/manifest.json", model_check.FILE]
+    files = [_COMPARE_ARRAYS, *(f"{table}/manifest.json" for table in found.facts.tables), model_check.FILE]
     if found.facts.theory_setting is None:
         files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)
+
+
+def _open(directory: pathlib.Path, name: str, what: str) -> digests.Sealed:
+    """Open a JSON file of a run, and check it and all files that it names."""
+    if not (directory / name).is_file():
+        raise ValueError(f"{directory} holds no {what}: no {name} in it")
+    sealed = digests.read(directory / name).check()
+    check_version(sealed.path, sealed.contents)
+    return sealed
 
 
 @contextlib.contextmanager

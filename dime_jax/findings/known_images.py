@@ -6,7 +6,7 @@ from dime_jax import evidence
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.data import Pair
 from dime_jax.data.groups import ALONE
-from dime_jax.data.role_checks import RoleCounts
+from dime_jax.data.role_checks import ROLES, RoleCounts
 from dime_jax.evidence import metrics
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding, ComparisonRow, CrowdingEffect
@@ -130,13 +130,8 @@ def count_unanswered(record: Record) -> RoleCounts:
 
 
 def unanswered_warning(counts: RoleCounts) -> list[str]:
-    """A warning if there are any."""
-    words = (
-        (counts.members, "members"),
-        (counts.heldout, "held-out images"),
-        (counts.candidates, "candidates"),
-    )
-    named = ", ".join(f"{count} {what}" for count, what in words if count)
+    """Warn about images without a finite answer, if there are any."""
+    named = ", ".join(f"{count} {ROLES[role]}" for role, count in vars(counts).items() if count)
     return [f"the model gave no finite answer for {named}: they were left out"] if named else []
 
 

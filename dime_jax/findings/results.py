@@ -14,14 +14,7 @@ from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, 
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
-from dime_jax.protocol.facts import (
-    BeforeAfter,
-    CompareFacts,
-    Environment,
-    ImageCounts,
-    ModelFacts,
-    Settings,
-)
+from dime_jax.protocol.facts import BeforeAfter, CompareFacts, Environment, ImageCounts, ModelFacts, Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,11 @@ def reasons(withheld: str | None, problems: Sequence[str], comparable: np.ndarra
     return [withheld or own or ("" if fits else UNLIKE) for own, fits in zip(problems, comparable.tolist())]
 
 
+def number(value: float) -> float | None:
+    """Return a score or p-value as candidates.csv has it: None where it is not finite."""
+    return float(value) if np.isfinite(value) else None
+
+
 def failures(checks: Mapping[str, DenoiserCheck | None]) -> list[str]:
     """What is wrong with some models, a line for each that failed its check, by how they are called in it."""
     return [

@@ -151,36 +151,36 @@ def fraction(found: FractionUsed | None) -> str:
 
 
 def _alarms(results: AuditFindings, row: ResultRow) -> list[str]:
-    alarms = direction_alarms(results.direction)
-    blind = results.blind_baseline
-    if blind and blind.explained:
-        alarms.append(
-            f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind.auc)}; "
-            f"the attack's lead over it, {points(blind.gap)}, may be chance. The sets were collected or processed "
-            "differently: use held-out images from the same source."
-        )
-    elif blind and blind.fires:
-        alarms.append(
-            f"A classifier that never saw the model tells the two sets apart with an AUC of {interval(blind.auc)}: "
-            f"part of the result comes from the images. The attack is ahead of it by {points(blind.gap)}."
-        )
-    alarms += _caption_alarms(results.caption_baseline)
-    return alarms + _candidate_alarms(results.candidates) + _contradiction(results.candidates, row)
+    return [
+        *direction_alarms(results.direction),
+        *_blind_alarms(
+            results.blind_baseline,
+            "A classifier that never saw the model tells",
+            "it",
+            "collected or processed differently: use held-out images from the same source",
+            "comes from the images",
+        ),
+        *_blind_alarms(
+            results.caption_baseline,
+            "The captions alone, without model or pictures, tell",
+            "them",
+            "captioned differently: use held-out images with captions from the same source, or ask with --captions "
+            "none",
+            "may come from them",
+        ),
+        *_candidate_alarms(results.candidates),
+        *_contradiction(results.candidates, row),
+    ]
 
 
-def _caption_alarms(blind: BlindFinding | None) -> list[str]:
-    """What to read first about captions that betray the set."""
-    if blind is None or not blind.fires:
+def _blind_alarms(blind: BlindFinding | None, tells: str, them: str, differ: str, part: str) -> list[str]:
+    """What to read first about sets that pictures or captions alone tell apart; the texts say which and why."""
+    if blind is None or not (blind.fires or blind.explained):
         return []
-    found = (
-        f"The captions alone, without model or pictures, tell the two sets apart with an AUC of {interval(blind.auc)}"
-    )
+    found = f"{tells} the two sets apart with an AUC of {interval(blind.auc)}"
     if blind.explained:
-        return [
-            f"{found}; the attack's lead over them, {points(blind.gap)}, may be chance. The sets were captioned "
-            "differently: use held-out images with captions from the same source, or ask with --captions none."
-        ]
-    return [f"{found}: part of the result may come from them. The attack is ahead of them by {points(blind.gap)}."]
+        return [f"{found}; the attack's lead over {them}, {points(blind.gap)}, may be chance. The sets were {differ}."]
+    return [f"{found}: part of the result {part}. The attack is ahead of {them} by {points(blind.gap)}."]
 
 
 def asked_captions(captions: str, attacks: Iterable[str] = ()) -> str:
@@ -291,7 +291,9 @@ def deletion_failures(results: DeletionFindings) -> list[str]:
 
 def deletion_headline(results: DeletionFindings) -> Headline:
     """The first screen of a deletion check in words, from all else that was found."""
-    wrong, alarms = deletion_failures(results), _deletion_alarms(results)
+    wrong = deletion_failures(results)
+    alarms = direction_alarms(results.direction) if results.facts.theory_setting is None else []
+    alarms += _likeness_alarms(results.likeness)
     if wrong:
         return _no_denoiser(wrong, "")
     before, after, change = results.set_before, results.set_after, results.change
@@ -312,12 +314,3 @@ def deletion_headline(results: DeletionFindings) -> Headline:
     )
     one_by_one = f"One by one, {flagged.before:,} were flagged before and {flagged.after:,} after."
     return Headline(_DELETION_ANSWERS[results.verdict], detail, one_by_one, tuple(alarms))
-
-
-def _deletion_alarms(results: DeletionFindings) -> list[str]:
-    """What to read first in a deletion check."""
-    learned = results.facts.theory_setting is None
-    return [
-        *(direction_alarms(results.direction) if learned else []),
-        *_likeness_alarms(results.likeness),
-    ]

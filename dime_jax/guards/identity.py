@@ -1,4 +1,4 @@
-"""Is it still the same model? Its answer to one fixed question is kept, and asked for again whenever a run goes on.
+"""Is it still the same model? Its answer to one fixed question is kept, and asked for again whenever a run resumes.
 
 All that is known of a plain function is its name, and of a hosted model what its server claims. Another model under
 the same name would be given the answers of the first. So one query is spent on a fixed input, at the beginning and at
@@ -10,12 +10,10 @@ RUN/queries-answer.bin      their ledger; they are about no image of the run
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
 import weakref
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -55,33 +53,36 @@ class _Entry(NamedTuple):
     noise: float = 0.0
 
 
-def guarded(
-    directory: str | os.PathLike[str], denoiser: Denoiser, options: scoring.ScoringOptions
-) -> scoring.ScoringOptions:
-    """The options for all score tables of a run, with which a model that is no network of ours is recognised.
+def guard(
+    directory: str | os.PathLike[str],
+    denoiser: Denoiser,
+    options: scoring.ScoringOptions,
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
+    """Return hooks for all score tables of a run with which a model that is not a network of ours is recognised.
 
-    At the beginning of a run it is asked now. Of a run that goes on, damage is found first: the model is asked when the
+    At the beginning of a run it is asked now. Of a run that resumes, damage is found first: the model is asked when the
     first table is open. Networks that were opened from files have fingerprints of their weights, and are not asked.
 
     Raises:
       ValueError: as `recognise`.
     """
     if denoiser.traceable and not denoiser.known_by_name_only:
-        return options
+        return hooks
     directory = pathlib.Path(directory)
     # All processes look before the first one writes, or they would wait for each other at different places.
     known = together(lambda: _recall(directory, denoiser.fingerprint).answer)
     if known is None:
         on_first_process(lambda: recognise(directory, denoiser, options))
-        return options
+        return hooks
     once = functools.cache(lambda: recognise(directory, denoiser, options))
-    return dataclasses.replace(options, before_asking=once)
+    return hooks._replace(before_asking=once)
 
 
 def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
     """Ask a model the fixed question, and compare its answer with the one that is kept.
 
-    Two queries at the beginning of a run, and one whenever it goes on; none about a function that was recognised in
+    Two queries at the beginning of a run, and one whenever it resumes; none about a function that was recognised in
     this process, and none where the budget is used up, for then nothing else is asked either.
 
     Args:
@@ -109,19 +110,15 @@ def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
     noise = _recall(directory, fingerprint).noise
     if noise <= TOLERANCE:
         return []
-    divided, remain = _by_differences(attack_names([OWN]))
+    names = attack_names([OWN])
+    readings = {name: planning.grid_jobs([name], "quick")[0].recipe.readings for name in names}
+    divided = [name for name in names if any(reading.name == TRACE for reading in readings[name])]
+    remain = [name for name in names if name not in divided]
     return [
         f"the model's answers are noisy: two answers to the same question differ by {noise:.1g} of their size. "
         f"{', '.join(divided)} divide a difference of two answers, forward or central, by a small step: what they "
         f"measure is then mostly noise. The attacks that remain: {', '.join(remain)}"
     ]
-
-
-def _by_differences(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The attacks that read a difference of two answers over a small step, and the others."""
-    readings = {name: planning.grid_jobs([name], "quick")[0].recipe.readings for name in names}
-    divided = [name for name in names if any(reading.name == TRACE for reading in readings[name])]
-    return divided, [name for name in names if name not in divided]
 
 
 def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:

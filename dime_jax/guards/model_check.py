@@ -19,6 +19,7 @@ from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import OWN, Denoiser
 from dime_jax.guards import identity, memory
 from dime_jax.guards.wiring import IMAGES, DenoiserCheck, check_denoiser
+from dime_jax.scoring import ScoringOptions
 from dime_jax.scoring.query_ledger import Budget, BudgetExceeded, Ledger, queries_made
 
 FILE = "model_check.json"
@@ -46,7 +47,7 @@ def check_once(
     *,
     transform: data.Transform | None = None,
     seed: int = 0,
-    options: scoring.ScoringOptions | None = None,
+    options: ScoringOptions | None = None,
 ) -> DenoiserCheck:
     """Check the model of a run, or read the outcome if that was done before.
 
@@ -62,7 +63,7 @@ def check_once(
     Raises:
       ValueError: as `check_denoiser`; and if the budget allows nothing.
     """
-    directory, options = pathlib.Path(directory), options or scoring.ScoringOptions()
+    directory, options = pathlib.Path(directory), options or ScoringOptions()
 
     def check() -> None:
         if read_check(directory, denoiser.fingerprint) is None:
@@ -81,7 +82,7 @@ def check_once(
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
     """The outcome of a model's check in this directory; None if it was not checked there.
 
-    Its queries are those of the check, and those that it took to recognise the model (`recognition`).
+    Its queries are those of the check, and those that it took to recognise the model (`identity`).
     """
     found = memory.recall(directory / FILE, fingerprint, _Entry).outcome
     recognised = identity.queries(directory, fingerprint)
@@ -110,12 +111,7 @@ def _choose(
 
 
 def _check(
-    directory: pathlib.Path,
-    denoiser: Denoiser,
-    images: _Images,
-    seed: int,
-    options: scoring.ScoringOptions,
-    ledger: Ledger,
+    directory: pathlib.Path, denoiser: Denoiser, images: _Images, seed: int, options: ScoringOptions, ledger: Ledger
 ) -> None:
     fingerprint, count, path = denoiser.fingerprint, len(images.pixels), directory / FILE
     made = memory.recall(path, fingerprint, _Entry).queries

@@ -13,6 +13,7 @@ from PIL import Image
 from dime_jax._util import validate
 from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
+from dime_jax.data.transforms import to_uint8
 from dime_jax.guards.wiring import DenoiserCheck, check_denoiser
 
 
@@ -107,11 +108,8 @@ def noise_errors(
       condition: of the images, for conditional models.
     """
     eps_fn, schedule = denoiser.eps_fn(condition), denoiser.schedule
-    noise = jax.random.normal(key, images.shape)
-    errors = []
-    for t in map(int, np.asarray(timesteps)):
-        errors.append(float(jnp.mean((eps_fn(schedule.noised(images, noise, t), t) - noise) ** 2)))
-    return np.array(errors)
+    noise, times = jax.random.normal(key, images.shape), map(int, np.asarray(timesteps))
+    return np.array([float(jnp.mean((eps_fn(schedule.noised(images, noise, t), t) - noise) ** 2)) for t in times])
 
 
 def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyTree = None) -> np.ndarray:
@@ -140,7 +138,7 @@ def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyT
 
 def sample_sheet(images: np.ndarray) -> Image.Image:
     """Images [N, H, W, C] in [-1, 1] side by side, in rows as long as there are rows; C is 1 or 3 (else the first)."""
-    pixels = np.clip((images + 1) * 127.5, 0, 255).round().astype(np.uint8)
+    pixels = to_uint8(images)
     pixels = pixels if pixels.shape[-1] == 3 else pixels[..., :1].repeat(3, axis=-1)
     count, height, width, _ = pixels.shape
     columns = int(np.ceil(np.sqrt(count)))

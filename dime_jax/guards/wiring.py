@@ -12,9 +12,9 @@ model that predicts zero. The highest r at these t, measured on 16 held-out imag
     the shipped weights plus noise of 0.5 and 1 standard deviation  0.11 and 0.40
     zero; a constant c; the random networks of the tests            1.0; 1 + c²; 1.35 to 1.42
 
-So with r >= 0.9 it is no denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images that
-it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above 0.9,
-which at these t takes a schedule with little noise, it is the limit.
+So with r >= 0.9 it is not a denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images
+that it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above
+0.9, which at these t takes a schedule with little noise, it is the limit.
 
 **Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
 in [0, 1]; with channels first; under another schedule; with mirrored, turned or inverted pictures. Errors of different
@@ -37,8 +37,9 @@ with a model that knows little about these images beyond the means of their pixe
 which is too close.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.core import draws
 from dime_jax.core.denoiser import Denoiser
-from dime_jax.core.schedule import NoiseSchedule, cosine_betas, schedule_from_betas
+from dime_jax.core.schedule import NoiseSchedule
+from dime_jax.models import ScheduleSpec
 from dime_jax.scoring.query_ledger import BudgetExceeded
 
 IMAGES = 16  # as many as the measurements above
@@ -92,7 +95,7 @@ class DenoiserCheck:
     Attributes:
       timesteps: where the error was measured, rising.
       errors: mean‖ξ - ε̂‖² / mean‖ξ‖² at each, 1 for predicting zero; None if not finite.
-      limits: the error from which on it is no denoiser, at middle and high t; None at low t, which condemns nothing.
+      limits: the error at which it stops being a denoiser, at middle and high t; None at low t, which condemns nothing.
       mistakes: other ways to ask that fit clearly better, the best first.
       tried: the alternatives that were compared.
       images: how many images were used.
@@ -131,14 +134,11 @@ class DenoiserCheck:
     @property
     def _figure(self) -> str:
         """The worst of middle and high t in words."""
-        high = [(np.inf if e is None else e, t) for t, e, limit in self._rows() if limit is not None]
-        error, t = max(high)
+        rows = zip(self.timesteps, self.errors, self.limits)
+        error, t = max((np.inf if e is None else e, t) for t, e, limit in rows if limit is not None)
         if not np.isfinite(error):
             return f"at t = {t} it returns values that are not finite"
         return f"at t = {t} its squared error is {error:.2f} times that of predicting zero"
-
-    def _rows(self) -> Iterator[tuple[int, float | None, float | None]]:
-        return zip(self.timesteps, self.errors, self.limits)
 
     def to_json(self) -> Mapping[str, object]:
         """For results.json: the attributes, and `passed` and `summary`."""
@@ -274,7 +274,7 @@ class _Check:
         except _OTHER_ERRORS:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error, None)
             if reason.startswith("expected eps"):
                 raise
             raise ValueError(
@@ -329,7 +329,7 @@ class _Check:
         return float(np.mean(np.abs(1 - np.array(shares))))
 
     def _limit(self, fraction: float) -> float:
-        """The error from which on it is no denoiser; with a margin, no memoriser reaches it either."""
+        """Return the error at which it stops being a denoiser; with a margin, no memoriser reaches it either."""
         schedule, t = self.denoiser.schedule, self._t(fraction)
         variance = float(np.mean(np.var(np.asarray(self.x), axis=0)))
         return max(NO_BETTER_THAN_ZERO, 2.5 * variance * float(schedule.abar(t)) / float(schedule.sigma(t)) ** 2)
@@ -352,10 +352,7 @@ def _free(denoiser: Denoiser) -> list[_Question]:
         ),
         "return the score s, not noise, which is -σ s": lambda score, x_t, sqrt_abar, sigma: -sigma * score,
     }
-    return [
-        _Question("prediction", seems_to, denoiser, denoiser.schedule, noise=noise)
-        for seems_to, noise in readings.items()
-    ]
+    return [_Question("prediction", name, denoiser, denoiser.schedule, noise=noise) for name, noise in readings.items()]
 
 
 def _costly(denoiser: Denoiser) -> list[_Question]:
@@ -380,13 +377,10 @@ def usual_schedules(num_steps: int) -> dict[str, NoiseSchedule]:
     """The linear, scaled_linear and cosine schedules with as much noise as at 1,000 steps; none below 25 steps."""
     if num_steps < 25:
         return {}
-    start, end = 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
-    betas = {
-        "linear": np.linspace(start, end, num_steps),
-        "scaled_linear": np.linspace(np.sqrt(start), np.sqrt(end), num_steps) ** 2,
-        "cosine": cosine_betas(num_steps),
+    kinds, start, end = ("linear", "scaled_linear", "cosine"), 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
+    return {
+        kind: ScheduleSpec(kind=kind, num_steps=num_steps, beta_start=start, beta_end=end).build() for kind in kinds
     }
-    return {name: schedule_from_betas(values) for name, values in betas.items()}
 
 
 def _scales(denoiser: Denoiser) -> list[_Question]:
@@ -417,10 +411,7 @@ def _pictures(denoiser: Denoiser) -> list[_Question]:
 
 
 def _changed(denoiser: Denoiser, seems_to: str, change: _Change) -> _Question:
-    def noise(eps: Array, x_t: Array, sqrt_abar: float, sigma: float) -> Array:
-        return change(eps)
-
-    return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=noise)
+    return _Question("picture", seems_to, denoiser, denoiser.schedule, given=change, noise=lambda eps, *_: change(eps))
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
@@ -428,17 +419,8 @@ def _channels_first(denoiser: Denoiser) -> list[_Question]:
     if len(denoiser.shape) != 3 or denoiser.requests is not None:
         return []
     height, width, channels = denoiser.shape
-    turned = Denoiser(
-        denoiser.apply,
-        denoiser.params,
-        denoiser.schedule,
-        (channels, height, width),
-        num_classes=denoiser.num_classes,
-        condition_shape=denoiser.condition_shape,
-        name=denoiser.name,
-        traceable=denoiser.traceable,
-    )
-    turned.queries = denoiser.queries
+    turned = copy.copy(denoiser)  # which counts its queries with those of the original
+    turned.shape = turned.image_shape = (channels, height, width)
     question = _Question(
         "layout",
         "expect channels first, [B, C, H, W]",

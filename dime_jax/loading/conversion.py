@@ -5,7 +5,6 @@
 Nothing slow is imported here before it is needed: `dime-jax --help` shows these options.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -14,56 +13,53 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpoints_convert.options import CONVERTING as CONVERTING
 from checkpoints_convert.options import NO_OPTIONS as NO_OPTIONS
 from checkpoints_convert.options import ConversionOptions as ConversionOptions
-from checkpoints_convert.options import add_conversion_arguments as add_conversion_arguments
 from dime_jax._util.files import file_digests, locked
-from dime_jax._util.flags import add_options, changed, option
+from dime_jax._util.flags import changed, check_choices, documented, option
 
 if TYPE_CHECKING:
     from checkpoints_convert.lora import Lora
     from dime_jax.models import ModelSpec
 
-LATENTS = ("mean", "sample")
-WEIGHTINGS = ("none", "pullback")
-HELD = ("float32", "bfloat16", "float16")
+LATENT = "latent models"
+LATENTS, HELD = ("mean", "sample"), ("float32", "bfloat16", "float16")
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class UseOptions:
-    """How a latent model is used, however it was converted.
+    """How a latent model is used, however it was converted."""
 
-    Attributes:
-      latent: "mean" of the autoencoder's posterior, or a "sample" of it, which depends on the image's id and the seed.
-      latent_weighting: "pullback" leaves the 40 % of each latent's coordinates that the decoder shows least out of the
-        norms of the attacks (see `models.pullback`); "none" counts all alike.
-      hold: the type in which weights are kept in memory; whatever it is, they compute in float32.
-      lora: LoRA files to merge into a Stable Diffusion model, in this order.
-      lora_scale: times their updates, in the same order; 1 each if none are given.
-    """
-
-    latent: str = option("mean", "encode each image as the mean of its latents, or as a sample (default: %(default)s)")
-    latent_weighting: str = option(
-        "none", "pullback counts only the latents' coordinates that the decoder shows (default: none)", metavar="HOW"
+    latent: str = option(
+        "mean",
+        "encode an image as the mean of its latents, or as a sample drawn by its id and the seed",
+        LATENT,
+        choices=LATENTS,
     )
-    hold: str = option("float32", "keep the weights in float32, bfloat16 or float16 (default: %(default)s)")
+    latent_weighting: str = option(
+        "none",
+        "pullback leaves the 40 per cent of latent coordinates that the decoder shows least out of the attacks' norms",
+        LATENT,
+        choices=("none", "pullback"),
+    )
+    hold: str = option(
+        "float32", "the type of the weights in memory; computations are in float32", LATENT, choices=HELD
+    )
     lora: Sequence[str | os.PathLike[str]] = option(
-        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", metavar="FILE"
+        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", LATENT, "FILE"
     )
     lora_scale: Sequence[float] = option(
-        (), "how strongly to apply the LoRA, one number for each --lora (default: 1)", metavar="W", type=float
+        (), "the strength of the LoRA, one number for each --lora (default: 1)", LATENT, type=float
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora", tuple(self.lora))
         object.__setattr__(self, "lora_scale", tuple(self.lora_scale))
-        for name, known in (("latent", LATENTS), ("latent_weighting", WEIGHTINGS), ("hold", HELD)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        check_choices(self)
         if self.lora_scale and len(self.lora_scale) != len(self.lora):
-            raise ValueError(
-                f"expected one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}"
-            )
+            raise ValueError(f"give one --lora_scale for each --lora, got {len(self.lora_scale)} for {len(self.lora)}")
 
     def given(self) -> dict[str, str | int]:
         """Return the options that were given, by name, as JSON takes them; of several values, all in one text."""
@@ -78,11 +74,6 @@ class UseOptions:
 
 
 NO_USE_OPTIONS = UseOptions()
-
-
-def add_use_arguments(parser: argparse.ArgumentParser, only: str = "") -> None:
-    """Add the command-line options of `UseOptions`, or only those whose names begin so."""
-    add_options(parser.add_argument_group("latent models"), UseOptions, only)
 
 
 def fetch(name: str) -> tuple[Path, str]:

@@ -56,18 +56,10 @@ class LatentDenoiser(Denoiser):
 
     def describe_use(self) -> str:
         """In words, how it is asked."""
-        latents = {
-            "mean": "the mean of the autoencoder's posterior",
-            "sample": "a sample of the autoencoder's posterior",
-        }
-        counted = {
-            "none": "all their coordinates count",
-            "pullback": "the 60 % of them that the decoder shows most count",
-        }
-        return (
-            f"latents: {latents[self._options.latent]}; {counted[self._options.latent_weighting]}; "
-            "no classifier-free guidance"
-        )
+        latents = {"mean": "the mean", "sample": "a sample"}[self._options.latent]
+        most_visible = "the 60 % of them that the decoder shows most count"
+        counted = {"none": "all their coordinates count", "pullback": most_visible}[self._options.latent_weighting]
+        return f"latents: {latents} of the autoencoder's posterior; {counted}; no classifier-free guidance"
 
     @property
     def takes_text(self) -> bool:
@@ -144,9 +136,7 @@ def describe_memory(spec: ModelSpec, hold: str = "float32") -> str:
     values = models.count_values(models.model_shapes(spec))
     held, read = values * jnp.dtype(hold).itemsize, values * 4
     reading = "" if held == read else f", and {describe_size(read)} more while they are read"
-    return (
-        f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; the images of a call come on top"
-    )
+    return f"{values:,} weights take {describe_size(held)} of memory in {hold}{reading}; a call's images come on top"
 
 
 def describe_size(count: int) -> str:
@@ -163,8 +153,7 @@ def _open_tokenizer(model: StoredModel, text: ClipTextSpec) -> ClipTokenizer:
 def _held(variables: PyTree, hold: str) -> PyTree:
     dtype = jnp.dtype(hold)
     held = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else jnp.asarray(leaf, dtype), variables)
-    finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)) if hold == "float16" else True
-    if not finite:
+    if hold == "float16" and not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)):
         raise ValueError("expected weights that float16 can hold, got larger ones: hold them in bfloat16 or float32")
     return held
 

@@ -9,7 +9,6 @@ A model directory is written atomically, and checked when it is opened. Orbax is
 """
 
 import contextlib
-import functools
 import hashlib
 import importlib.resources
 import json
@@ -24,8 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from dime_jax import models
+from dime_jax._util import text
 from dime_jax._util.files import file_digests, read_json
 from dime_jax._util.typing import JsonObject, PyTree
 
@@ -224,9 +225,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     names = sorted(model.name for model in shipped.iterdir()) if shipped.is_dir() else []
     if str(path) in names:
         return shipped / str(path)
-    raise ValueError(
-        f"no model directory {str(path)!r}, and no shipped model of that name ({', '.join(names) or 'none'})"
-    )
+    raise ValueError(f"no model directory {str(path)!r}, and no shipped model of that name ({', '.join(names)})")
 
 
 @contextlib.contextmanager
@@ -235,7 +234,7 @@ def one_line(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = text.one_line(error, None)
         reason = reason if len(reason) <= 300 else f"{reason[:150]} ... {reason[-150:]}"  # the cause is at either end
         raise ValueError(f"{path} cannot be {done}: {reason}") from None
 
@@ -286,12 +285,9 @@ def _write_variables(path: Path, variables: PyTree) -> None:
 
 def _write_variables_apart(path: Path, variables: PyTree) -> None:
     """Write from a process outside of a run of several: orbax's `save` waits for all of them, whatever its context."""
-    leaves = {"/".join(key.key for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(variables)}
     file = path.with_name("variables.npz")
-    np.savez(file, allow_pickle=False, **leaves)
-    script = (
-        "import sys; from dime_jax.loading import model_directory; model_directory._write_variables_of(*sys.argv[1:])"
-    )
+    np.savez(file, allow_pickle=False, **traverse_util.flatten_dict(variables, sep="/"))
+    script = "import sys; from dime_jax.loading import model_directory as m; m._write_variables_of(*sys.argv[1:])"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}  # devices are taken
     command = [sys.executable, "-c", script, str(file), str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -301,12 +297,8 @@ def _write_variables_apart(path: Path, variables: PyTree) -> None:
 
 
 def _write_variables_of(file: str, path: str) -> None:
-    tree: dict[str, PyTree] = {}
     with np.load(file, allow_pickle=False) as leaves:
-        for name in leaves.files:
-            *parents, last = name.split("/")
-            functools.reduce(lambda inner, key: inner.setdefault(key, {}), parents, tree)[last] = leaves[name]
-    _write_variables(Path(path), tree)
+        _write_variables(Path(path), traverse_util.unflatten_dict(dict(leaves), sep="/"))
 
 
 def _read_variables(path: Path, spec: models.ModelSpec, held: int) -> PyTree:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dime_jax import models
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
+from dime_jax._util.text import printable
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import conversion, model_directory
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
@@ -112,9 +113,7 @@ def _hosted(url: str, how: ConversionOptions, use: UseOptions, remote: RemoteOpt
     denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
     opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
     if denoiser.contract.latents:
-        raise ValueError(
-            f"{denoiser.name} takes latents: expected a model of images, which can be asked about pictures"
-        )
+        raise ValueError(f"{denoiser.name} takes latents: expected a model that takes images")
     given = {**how.given(), **use.given()}
     return _needs_no_conversion(opened, {name: value for name, value in given.items() if name not in facts})
 
@@ -153,8 +152,7 @@ def _opened(directory: Path, origin: str, use: UseOptions, say: Say) -> OpenedMo
     lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
-    # A stranger's file may hold anything, line breaks and terminal escapes included.
-    return OpenedModel(denoiser, origin, tuple("".join(c if c.isprintable() else "?" for c in line) for line in lines))
+    return OpenedModel(denoiser, origin, tuple(map(printable, lines)))
 
 
 def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], object]:
@@ -168,22 +166,11 @@ def _load(directory: Path, use: UseOptions) -> Denoiser:
     given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
     if given:
         raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
-    return Denoiser(
-        models.denoise(model.spec),
-        model.variables,
-        model.spec.schedule.build(),
-        model.spec.image_shape,
-        num_classes=model.spec.num_classes,
-        fingerprint=model.fingerprint,
-        name=model.name,
-    )
+    return models.image_denoiser(model.spec, model.variables, fingerprint=model.fingerprint, name=model.name)
 
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
     if given:
-        options = " and ".join(f"--{name}" for name in given)
-        verb = "applies" if len(given) == 1 else "apply"
-        raise ValueError(
-            f"{options} {verb} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}"
-        )
+        options = " and ".join(f"--{name}" for name in given) + (" applies" if len(given) == 1 else " apply")
+        raise ValueError(f"{options} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}")
     return opened

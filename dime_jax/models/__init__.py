@@ -8,6 +8,7 @@ from dime_jax.models.build import decode as decode
 from dime_jax.models.build import denoise as denoise
 from dime_jax.models.build import embed_tokens as embed_tokens
 from dime_jax.models.build import encode as encode
+from dime_jax.models.build import image_denoiser as image_denoiser
 from dime_jax.models.build import init as init
 from dime_jax.models.build import model_shapes as model_shapes
 from dime_jax.models.build import param_shapes as param_shapes

@@ -4,7 +4,7 @@ See `AutoencoderSpec`.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
@@ -64,13 +64,6 @@ class AutoencoderSpec(NetworkSpec):
     def reduction(self) -> int:
         """How many pixels in a row make one latent."""
         return 2 ** (len(self.level_channels) - 1)
-
-
-class Posterior(NamedTuple):
-    """Mean and log variance of a latent given its image, each [B, H, W, latent_channels]."""
-
-    mean: jax.Array
-    log_variance: jax.Array
 
 
 class AutoencoderBlock(nn.Module):
@@ -173,29 +166,22 @@ class Autoencoder(nn.Module):
         if spec.post_quant_conv:
             self.post_quant_conv = dense(spec.latent_channels)
 
-    def posterior(self, images: jax.Array) -> Posterior:
-        """The posterior of z, the autoencoder's own latents, given images [B, H, W, C] on the [-1, 1] scale."""
-        h = self.encoder(images)
-        mean, log_variance = jnp.split(self.quant_conv(h) if self.spec.quant_conv else h, 2, axis=-1)
-        return Posterior(mean, jnp.clip(log_variance, *_LOG_VARIANCE))
-
     def encode(self, images: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        """Latents [B, h, w, latent_channels] of images: (z - shift_factor) * scaling_factor.
+        """Latents [B, h, w, latent_channels] of images on the [-1, 1] scale: (z - shift_factor) * scaling_factor.
 
         z is the posterior's mean, or mean + std * noise if standard normal noise of the latents' shape is given.
         """
-        z, log_variance = self.posterior(images)
+        h = self.encoder(images)
+        z, log_variance = jnp.split(self.quant_conv(h) if self.spec.quant_conv else h, 2, axis=-1)
         if noise is not None:
-            z = z + jnp.exp(0.5 * log_variance) * noise
+            z = z + jnp.exp(0.5 * jnp.clip(log_variance, *_LOG_VARIANCE)) * noise
         return (z - self.spec.shift_factor) * self.spec.scaling_factor
 
     def decode(self, latents: jax.Array) -> jax.Array:
         """Images [B, H, W, C], about in [-1, 1]: the way back from `encode`."""
-        return self._decode(latents / self.spec.scaling_factor + self.spec.shift_factor)
-
-    def _decode(self, z: jax.Array) -> jax.Array:
+        z = latents / self.spec.scaling_factor + self.spec.shift_factor
         return self.decoder(self.post_quant_conv(z) if self.spec.post_quant_conv else z)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Images through both halves, by the posterior's mean."""
-        return self._decode(self.posterior(images).mean)
+        return self.decode(self.encode(images))

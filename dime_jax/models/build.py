@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from dime_jax._util.typing import PyTree
-from dime_jax.core.denoiser import ApplyFn
+from dime_jax.core.denoiser import ApplyFn, Denoiser
 from dime_jax.models.architectures import NETWORKS
 from dime_jax.models.autoencoder import AutoencoderSpec
 from dime_jax.models.clip_text import ClipTextSpec
@@ -82,6 +82,18 @@ def denoise(spec: ModelSpec) -> ApplyFn:
         return schedule.noise_of(output[..., :channels], spec.prediction, x, t)
 
     return apply
+
+
+def image_denoiser(spec: ModelSpec, variables: PyTree, fingerprint: str = "", name: str = "denoiser") -> Denoiser:
+    """Return the model of a network on images.
+
+    Args:
+      spec: without an autoencoder.
+      variables: of the network.
+      fingerprint, name: as in `Denoiser`.
+    """
+    apply, schedule, shape, classes = denoise(spec), spec.schedule.build(), spec.image_shape, spec.num_classes
+    return Denoiser(apply, variables, schedule, shape, num_classes=classes, fingerprint=fingerprint, name=name)
 
 
 def encode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:

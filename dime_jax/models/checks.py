@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 import numpy as np
 
 from dime_jax._util.records import field_names
+from dime_jax._util.text import shorten
 
 # Far above every published model, far below what would exhaust memory: a typo or a hostile config fails here.
 MAX_CHANNELS = 8192
@@ -70,9 +71,7 @@ def _checked(hint: Any, value: Any, name: str) -> object:
         return None if value is None else _checked(arguments[0], value, name)
     if origin is tuple and typing.get_origin(arguments[0]) is Annotated:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_LEVELS:
-            raise ValueError(
-                f"expected {name} to be a list of at most {MAX_LEVELS} integers, got {name}={short(value)}"
-            )
+            raise ValueError(f"{name} must be a list of at most {MAX_LEVELS} integers, got {short(value)}")
         return tuple(_checked(arguments[0], item, name) for item in value)
     if origin is Annotated:
         base, bounds = arguments
@@ -98,6 +97,5 @@ def check_norm_groups(norm_groups: int, *widths: int) -> None:
 
 
 def short(value: object) -> str:
-    """The value in at most 60 characters, for errors."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """Return the value as text of bounded length, for errors."""
+    return shorten(repr(value))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dime_jax._util import validate
 from dime_jax.models.checks import Channels, Eps, Hidden, Layers, Range
-from dime_jax.models.layers import dense, layer_norm, query_key_value
+from dime_jax.models.layers import attend, dense, layer_norm, query_key_value
 from dime_jax.models.network_spec import NetworkSpec, integers
 
 _ACTIVATIONS = {
@@ -55,14 +55,6 @@ class ClipTextSpec(NetworkSpec):
         return (integers(1),)
 
 
-def attend_causally(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / √d) v, where no position sees a later one; all [B, positions, heads, d]."""
-    positions, _, size = query.shape[1:]
-    logits = jnp.einsum("bqhd,bkhd->bhqk", query * size**-0.5, key)
-    seen = jnp.tril(jnp.ones((positions, positions), bool))[None, None]
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, logits, -jnp.inf)), value)
-
-
 class Layer(nn.Module):
     """Attention to the tokens before, and an MLP, each added to x after a layer norm."""
 
@@ -74,7 +66,7 @@ class Layer(nn.Module):
         spec = self.spec
         h = layer_norm(spec.norm_eps, "norm_1")(x)
         maps = query_key_value(h, h, spec.width, spec.num_heads)
-        x = x + dense(spec.width, name="out")(attend_causally(*maps).reshape(x.shape))
+        x = x + dense(spec.width, name="out")(attend(*maps, causal=True).reshape(x.shape))
         h = dense(spec.mlp_width, name="mlp_0")(layer_norm(spec.norm_eps, "norm_2")(x))
         return x + dense(spec.width, name="mlp_1")(_ACTIVATIONS[spec.activation](h))
 

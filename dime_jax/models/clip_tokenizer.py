@@ -4,7 +4,6 @@ Every dialect of tokeniser files is read into the same few things (vocabulary, m
 are checked; the pipeline around them is always built here. So a file can name other words, and never other code.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.files import read_json, read_text
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import JsonObject
+from dime_jax.models.checks import short
 
 if TYPE_CHECKING:
     import tokenizers
@@ -84,7 +86,7 @@ class ClipTokenizer(NamedTuple):
         """Token numbers, int32 [B, length]: start, the caption cut to what fits, end, padding.
 
         Raises:
-          ValueError: if captions is no list of texts.
+          ValueError: if captions is not a list of texts.
         """
         if isinstance(captions, str) or not all(isinstance(caption, str) for caption in captions):
             raise ValueError(f"expected captions as a list of texts, got {type(captions).__name__}")
@@ -109,16 +111,16 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
     try:
         return build_tokenizer(read_vocabulary(folder), vocab_size, length)
     except (ValueError, OSError) as error:
-        raise ValueError(" ".join(f"tokeniser {folder}: {error}".split())) from None
+        raise ValueError(one_line(f"tokeniser {folder}: {error}", None)) from None
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
     """What the files of a folder say, checked for form only."""
     if (folder / "tokenizer.json").is_file():
-        vocabulary = _from_tokenizer_json(_read_json(folder / "tokenizer.json"))
+        vocabulary = _from_tokenizer_json(read_json(folder / "tokenizer.json", _MAX_BYTES))
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        merges = _read_text(folder / "merges.txt")
-        vocabulary = Vocabulary(_read_json(folder / "vocab.json"), _parse_merges(merges), {})
+        merges = _parse_merges(read_text(folder / "merges.txt", _MAX_BYTES))
+        vocabulary = Vocabulary(read_json(folder / "vocab.json", _MAX_BYTES), merges, {})
     else:
         raise ValueError("expected tokenizer.json, or vocab.json and merges.txt")
     return _with_special_tokens(vocabulary, _read_added(folder), _read_special(folder))
@@ -140,9 +142,8 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
     except ImportError as error:
         raise ValueError(f"expected the extra dime_jax[latent] to be installed for captions: {error}") from None
     try:
-        words = models.BPE(
-            vocab=ids, merges=list(vocabulary.merges), end_of_word_suffix="</w>", unk_token=vocabulary.unknown
-        )
+        merges, unknown = list(vocabulary.merges), vocabulary.unknown
+        words = models.BPE(vocab=ids, merges=merges, end_of_word_suffix="</w>", unk_token=unknown)
     except Exception as error:  # the package raises no narrower type
         raise ValueError(f"expected merges of tokens in the vocabulary: {error}") from None
     backend = tokenizers.Tokenizer(words)
@@ -160,9 +161,8 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
     )
     for text, token in vocabulary.added.items():
         add = backend.add_special_tokens if token.special else backend.add_tokens
-        add(
-            [tokenizers.AddedToken(text, **{name: getattr(token, name) for name in AddedToken._fields if name != "id"})]
-        )
+        flags = {name: value for name, value in token._asdict().items() if name != "id"}
+        add([tokenizers.AddedToken(text, **flags)])
     backend.enable_truncation(length)
     backend.enable_padding(length=length, pad_id=ids[vocabulary.pad], pad_token=vocabulary.pad)
     return ClipTokenizer(backend, length)
@@ -174,13 +174,11 @@ def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
     for text, token in vocabulary.added.items():
         number = ids.get(text) if token.id is None else token.id
         if number is not None and ids.setdefault(text, number) != number:
-            raise ValueError(f"expected one number for the token {_shown(text)}, got {ids.get(text)} and {token.id}")
+            raise ValueError(f"expected one number for the token {short(text)}, got {ids.get(text)} and {token.id}")
     for text, number in ids.items():
         if type(number) is not int or not 0 <= number < vocab_size:
-            raise ValueError(
-                f"expected tokens numbered 0 to {vocab_size - 1}, as the text encoder knows {vocab_size}, got "
-                f"{_shown(str(number))} for {_shown(text)}"
-            )
+            shown = f"{short(str(number))} for {short(text)}"
+            raise ValueError(f"tokens must be numbered 0 to {vocab_size - 1}, got {shown}")
         if not 0 < len(text) <= _MAX_TOKEN:
             raise ValueError(f"expected tokens of 1 to {_MAX_TOKEN} characters, got {len(text)}")
         _check_unicode(text, "tokens")
@@ -188,7 +186,7 @@ def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
         raise ValueError("expected a number of its own for each token, got one twice")
     for text in vocabulary.added:
         if text not in ids:
-            raise ValueError(f"expected the special token {_shown(text)} in the vocabulary, got none")
+            raise ValueError(f"expected the special token {short(text)} in the vocabulary, got none")
     return ids
 
 
@@ -204,7 +202,7 @@ def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
     model = contents.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
-        raise ValueError(f"expected a tokenizer.json of the type BPE, as CLIP's is, got {_shown(str(kind))}")
+        raise ValueError(f"expected a tokenizer.json of the type BPE, as CLIP's is, got {short(str(kind))}")
     wanted: dict[str, tuple[object, ...]] = {
         "end_of_word_suffix": ("</w>",),
         "continuing_subword_prefix": ("", None),
@@ -214,17 +212,15 @@ def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
     }
     for key, values in wanted.items():
         if model.get(key) not in values:
-            raise ValueError(
-                f"expected CLIP's {key}={values[0]!r} in tokenizer.json, got {_shown(str(model.get(key)))}"
-            )
+            raise ValueError(f"expected CLIP's {key}={values[0]!r} in tokenizer.json, got {short(str(model.get(key)))}")
     normalizers, splitters = _steps(contents.get("normalizer")), _steps(contents.get("pre_tokenizer"))
     for steps, kinds in ((normalizers, ["NFC", "Replace", "Lowercase"]), (splitters, ["Split", "ByteLevel"])):
         got = [step.get("type") for step in steps]
         if got != kinds:
-            raise ValueError(f"expected CLIP's steps {', '.join(kinds)} in tokenizer.json, got {_shown(str(got))}")
+            raise ValueError(f"expected CLIP's steps {', '.join(kinds)} in tokenizer.json, got {short(str(got))}")
     pattern = splitters[0].get("pattern")
     if pattern not in ({"Regex": _SPLIT}, {"Regex": _WORDS}):
-        raise ValueError(f"expected CLIP's pattern of words in tokenizer.json, got {_shown(str(pattern))}")
+        raise ValueError(f"expected CLIP's pattern of words in tokenizer.json, got {short(str(pattern))}")
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         raise ValueError("expected a vocabulary and merges in tokenizer.json")
     added = contents.get("added_tokens", [])
@@ -250,7 +246,7 @@ def _parse_merges(text: str) -> list[tuple[str, str]]:
 def _pair(merge: object) -> tuple[str, str]:
     parts = merge.rstrip("\r").split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"expected merges of two tokens, got {_shown(str(merge))}")
+        raise ValueError(f"expected merges of two tokens, got {short(str(merge))}")
     return parts[0], parts[1]
 
 
@@ -259,7 +255,7 @@ def _added_token(entry: object, number: int | None) -> tuple[str, AddedToken]:
     if isinstance(entry, str):
         return entry, AddedToken(number)
     if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-        raise ValueError(f"expected a token, got {_shown(str(entry))}")
+        raise ValueError(f"expected a token, got {short(str(entry))}")
     flags = {name: bool(entry[name]) for name in AddedToken._fields if name != "id" and name in entry}
     return entry["content"], AddedToken(number, **flags)
 
@@ -281,9 +277,8 @@ def _read_special(folder: pathlib.Path) -> dict[str, tuple[str, AddedToken]]:
     special_tokens_map.json wins over tokenizer_config.json, unless that is of the newer kind that holds all.
     """
     config = _read_optional(folder / "tokenizer_config.json")
-    roles = (
-        config if "added_tokens_decoder" in config else {**config, **_read_optional(folder / "special_tokens_map.json")}
-    )
+    named = {} if "added_tokens_decoder" in config else _read_optional(folder / "special_tokens_map.json")
+    roles = {**config, **named}
     return {role: _added_token(roles[role], None) for role in _NAMED if roles.get(role) is not None}
 
 
@@ -292,7 +287,7 @@ def _with_special_tokens(
 ) -> Vocabulary:
     for role, text in (("bos_token", START), ("eos_token", END)):
         if role in special and special[role][0] != text:
-            raise ValueError(f"expected CLIP's {role} {text!r}, got {_shown(special[role][0])}")
+            raise ValueError(f"expected CLIP's {role} {text!r}, got {short(special[role][0])}")
     pad = special["pad_token"][0] if "pad_token" in special else END
     unknown = special["unk_token"][0] if "unk_token" in special else END
     tokens = {START: AddedToken(), END: AddedToken(), **{text: AddedToken() for text in (pad, unknown)}}
@@ -302,36 +297,4 @@ def _with_special_tokens(
 
 
 def _read_optional(file: pathlib.Path) -> JsonObject:
-    return _read_json(file) if file.is_file() else {}
-
-
-def _read_json(file: pathlib.Path) -> JsonObject:
-    try:
-        contents = json.loads(_read_text(file), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"expected {file.name} to be JSON: {error}") from None
-    if not isinstance(contents, dict):
-        raise ValueError(f"expected {file.name} to be a JSON object, got {type(contents).__name__}")
-    return contents
-
-
-def _read_text(file: pathlib.Path) -> str:
-    with open(file, "rb") as stream:
-        content = stream.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"expected {file.name} of at most {_MAX_BYTES} bytes, got more")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"expected {file.name} to be UTF-8") from None
-
-
-def _unique(pairs: list[tuple[str, object]]) -> JsonObject:
-    contents = dict(pairs)
-    if len(contents) < len(pairs):
-        raise ValueError("the same key twice")
-    return contents
-
-
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= 60 else text[:57] + "...")
+    return read_json(file, _MAX_BYTES) if file.is_file() else {}

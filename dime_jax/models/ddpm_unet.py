@@ -56,17 +56,12 @@ class Attention(UnetAttention):
     """Self-attention with three maps of GN(x)."""
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """A map each."""
+        """Return one linear map of h each for query, key and value."""
         return layers.query_key_value(h, h, h.shape[-1], heads, dtype=self.dtype)
 
 
 class DdpmUnet(Unet):
     """The DDPM U-Net. A stored time table is in the collection "constants"; everything trainable is in "params"."""
 
-    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
-        """See `ResBlock`."""
-        return self._block(ResBlock, name, channels=channels)(h, embedding, train)
-
-    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
-        """See `Attention`."""
-        return self._block(Attention, name)(h)
+    residual = ResBlock
+    self_attention = Attention

@@ -69,7 +69,7 @@ class GuidedAttention(UnetAttention):
     spec: GuidedUnetSpec
 
     def query_key_value(self, h: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Parts of one map."""
+        """Return the three parts of one linear map of h."""
         batch, positions, channels = h.shape
         qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(h)
         if self.spec.new_attention_order:
@@ -82,15 +82,10 @@ class GuidedAttention(UnetAttention):
 class GuidedUnet(Unet):
     """The Guided Diffusion U-Net."""
 
+    residual = GuidedBlock
+    self_attention = GuidedAttention
+
     spec: GuidedUnetSpec
-
-    def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
-        """See `GuidedBlock`."""
-        return self._block(GuidedBlock, name, channels=channels)(h, embedding, train)
-
-    def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
-        """See `GuidedAttention`."""
-        return self._block(GuidedAttention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """A residual block that halves, or a stride-2 convolution."""

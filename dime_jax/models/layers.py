@@ -4,7 +4,7 @@ Dtype policy: parameters are float32; convolutions and matmuls run in the module
 bfloat16 optional for training); GroupNorm statistics and the attention softmax are always float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -47,8 +47,12 @@ def conv3x3(
     strides: int = 1,
     padding: Padding = 1,
     kernel_init: nn.initializers.Initializer = KERNEL_INIT,
+    convolve: Callable[..., jax.Array] | None = None,
 ) -> nn.Conv:
-    """A 3×3 convolution, padded by one on each side unless `padding` says otherwise. The arguments are `nn.Conv`'s."""
+    """A 3×3 convolution, padded by one on each side unless `padding` says otherwise. The arguments are `nn.Conv`'s.
+
+    `convolve` computes it; None: on a CPU in the way that is fastest there.
+    """
     return nn.Conv(
         features,
         (3, 3),
@@ -56,7 +60,7 @@ def conv3x3(
         padding,
         dtype=dtype,
         kernel_init=kernel_init,
-        conv_general_dilated=_convolve if strides == padding == 1 else None,
+        conv_general_dilated=convolve or (_convolve if strides == padding == 1 else None),
         name=name,
     )
 
@@ -81,15 +85,7 @@ def upsample_conv3x3(features: int, name: str, dtype: Dtype) -> nn.Conv:
     2×2 block of outputs is a 2×2 convolution of the small image, with sums of the kernel's entries: 16 multiplications
     instead of 36, and 9 in `winograd`.
     """
-    return nn.Conv(
-        features,
-        (3, 3),
-        padding=1,
-        dtype=dtype,
-        kernel_init=KERNEL_INIT,
-        conv_general_dilated=_convolve_upsampled,
-        name=name,
-    )
+    return conv3x3(features, name, dtype, convolve=_convolve_upsampled)
 
 
 def _convolve_upsampled(x: jax.Array, kernel: jax.Array, *strides_and_padding: object, **options: Any) -> jax.Array:
@@ -154,10 +150,12 @@ class GroupNorm(nn.Module):
         return ((x - mean) * gain + bias[None, None, None]).astype(self.dtype)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / √d) v over the positions of one image; all [B, positions, heads, d]."""
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool = False) -> jax.Array:
+    """softmax(q kᵀ / √d) v, all [B, positions, heads, d]; if `causal`, no position sees a later one."""
     size = query.shape[-1]
     logits = jnp.einsum("bqhd,bkhd->bhqk", query * jnp.asarray(size**-0.5, query.dtype), key)
+    if causal:
+        logits = jnp.where(jnp.tril(jnp.ones(logits.shape[-2:], bool))[None, None], logits, -jnp.inf)
     weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
@@ -204,9 +202,7 @@ def layer_norm(eps: float, name: str, affine: bool = True) -> nn.LayerNorm:
 
 def upsample_nearest(x: jax.Array) -> jax.Array:
     """Repeat every pixel 2×2."""
-    batch, height, width, channels = x.shape
-    x = jnp.broadcast_to(x[:, :, None, :, None, :], (batch, height, 2, width, 2, channels))
-    return x.reshape(batch, 2 * height, 2 * width, channels)
+    return x.repeat(2, axis=1).repeat(2, axis=2)
 
 
 def average_pool(x: jax.Array) -> jax.Array:

@@ -108,18 +108,14 @@ class ModelSpec:
         self._check_text()
         steps = self.denoiser.time_table_steps
         if steps is not None and steps < self.schedule.num_steps:
-            raise ValueError(
-                f"expected a time table of at least {self.schedule.num_steps} steps (the schedule's), got {steps}"
-            )
+            raise ValueError(f"time_table_steps must be >= {self.schedule.num_steps}, the schedule's, got {steps}")
 
     def _check_channels(self) -> None:
         channels = self.denoiser.x_shape[2]
         if self.autoencoder is not None:
-            if channels != self.autoencoder.latent_channels:
-                raise ValueError(
-                    f"expected a network for latents of {self.autoencoder.latent_channels} channels (the autoencoder's)"
-                    f", got channels={channels}"
-                )
+            latent = self.autoencoder.latent_channels
+            if channels != latent:
+                raise ValueError(f"the network must take the autoencoder's {latent} channels, got {channels}")
             channels = self.autoencoder.image_channels
         if self.image_shape[2] != channels:
             raise ValueError(f"expected images of image_channels={channels}, got {self.image_shape[2]}")
@@ -134,17 +130,13 @@ class ModelSpec:
                 raise ValueError(f"expected an image size of {smallest}, got {size}")
 
     def _check_text(self) -> None:
-        width = self.denoiser.context_channels
-        if width is None:
-            if self.text_encoder is not None:
-                raise ValueError("expected no text_encoder: the network does not take captions")
-        elif self.text_encoder is None:
+        width, encoder = self.denoiser.context_channels, self.text_encoder
+        if width is None and encoder is not None:
+            raise ValueError("expected no text_encoder: the network does not take captions")
+        if width is not None and encoder is None:
             raise ValueError("expected a text_encoder: the network takes captions")
-        elif self.text_encoder.width != width:
-            raise ValueError(
-                f"expected a text_encoder of width {width} (the network's context_channels), "
-                f"got width={self.text_encoder.width}"
-            )
+        if encoder is not None and encoder.width != width:
+            raise ValueError(f"text_encoder must have width {width}, as the network's context, got {encoder.width}")
 
     @property
     def _reduction(self) -> int:

@@ -5,25 +5,14 @@ a resampling step and the embedding of t.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dime_jax.models import layers
-from dime_jax.models.checks import (
-    Blocks,
-    Channels,
-    Classes,
-    Dropout,
-    Eps,
-    FewChannels,
-    Level,
-    check_integer,
-    check_levels,
-    check_norm_groups,
-    check_number,
-)
+from dime_jax.models import checks, layers
+from dime_jax.models.checks import Blocks, Channels, Classes, Dropout, Eps, FewChannels, Level
 from dime_jax.models.layers import Dtype, GroupNorm, attend, conv3x3, dense
 from dime_jax.models.network_spec import DenoiserSpec, floats, integers
 
@@ -63,13 +52,13 @@ class UnetSpec(DenoiserSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_levels(self.level_channels, self.num_res_blocks)
-        check_norm_groups(self.norm_groups, self.stem_channels, *self.level_channels)
+        checks.check_levels(self.level_channels, self.num_res_blocks)
+        checks.check_norm_groups(self.norm_groups, self.stem_channels, *self.level_channels)
         for level in self.attention_everywhere:
-            check_integer(level, 0, len(self.level_channels) - 1, "attention_levels")
+            checks.check_integer(level, 0, len(self.level_channels) - 1, "attention_levels")
         if self.time_features % 2:
             raise ValueError(f"expected an even number of time_features, got time_features={self.time_features}")
-        check_number(self.time_frequency_shift, 0, self.time_features // 2 - 0.5, "time_frequency_shift")
+        checks.check_number(self.time_frequency_shift, 0, self.time_features // 2 - 0.5, "time_frequency_shift")
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """An x that the levels halve to one pixel, t, and the class or the embedding of one token, if it takes any."""
@@ -157,9 +146,8 @@ class ImageUnetSpec(UnetSpec):
 
     def heads(self, channels: int) -> int:
         """Number of attention heads at the given width."""
-        size, name = (
-            (self.num_heads, "num_heads") if self.head_channels is None else (self.head_channels, "head_channels")
-        )
+        name = "num_heads" if self.head_channels is None else "head_channels"
+        size = getattr(self, name)
         if channels % size:
             raise ValueError(f"expected attention widths divisible by {name}={size}, got {channels}")
         return size if self.head_channels is None else channels // size
@@ -189,10 +177,15 @@ class Unet(nn.Module):
     """A U-Net over NHWC batches; see the subclasses.
 
     Attributes:
+      residual: its residual blocks.
+      self_attention: its attention blocks.
       spec: the architecture.
       dtype: of convolutions and matmuls; parameters, statistics and the output are float32.
       remat: recompute the residual and attention blocks in the backward pass instead of storing their activations.
     """
+
+    residual: ClassVar[type[nn.Module]]
+    self_attention: ClassVar[type[nn.Module]]
 
     spec: UnetSpec
     dtype: Dtype = jnp.float32
@@ -268,11 +261,11 @@ class Unet(nn.Module):
 
     def res_block(self, h: jax.Array, embedding: jax.Array, channels: int, name: str, train: bool) -> jax.Array:
         """A residual block with `channels` output channels."""
-        raise NotImplementedError
+        return self._block(self.residual, name, channels=channels)(h, embedding, train)
 
     def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
         """Attention over positions, added to h."""
-        raise NotImplementedError
+        return self._block(self.self_attention, name)(h)
 
     def downsample(self, h: jax.Array, embedding: jax.Array, name: str, train: bool) -> jax.Array:
         """Halve height and width by a stride-2 convolution."""

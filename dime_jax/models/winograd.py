@@ -33,9 +33,8 @@ _MAX_TRANSFORMED = 2**27
 def is_faster(x: jax.Array, kernel: jax.Array) -> bool:
     """Whether `convolve` beats the direct convolution of x [B, H, W, C] with a kernel [3, 3, C, K] on a CPU."""
     height, width = x.shape[1:3]
-    return (
-        height % 2 == 0 and width % 2 == 0 and _is_worthwhile(x.size // (4 * x.shape[-1]), 16, kernel, height * width)
-    )
+    even = height % 2 == 0 and width % 2 == 0
+    return even and _is_worthwhile(x.size // (4 * x.shape[-1]), 16, kernel, height * width)
 
 
 def is_faster_upsampled(x: jax.Array, kernel: jax.Array) -> bool:

@@ -1,19 +1,23 @@
 """The arrays that go with an audit's facts: audit.npz and compare.npz. Images are positions in the audit's source."""
 
 import dataclasses
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
 
+from dime_jax.data.groups import ALONE
+
 _Arrays = TypeVar("_Arrays")
-# The names in the files, in the order of the fields.
-_STATISTICS = ("candidate_statistics", "compared", "compared_statistics")
-_KNOWN = ("statistics_calibration", "statistics_heldout", "statistics_members")
 _BLIND = ("blind_member", "blind_heldout", "blind_member_scores", "blind_heldout_scores")
-_CAPTION_BLIND = tuple(f"caption_{name}" for name in _BLIND)
-_THUMBNAILS = ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails")
+# The names in the files of the arrays of each part, in the order of its fields; other arrays are named as their fields.
+_NAMES = {
+    "thumbnails": ("members_found", "heldout_cleared", "heldout_mistaken", "thumbnail_index", "thumbnails"),
+    "statistics": ("candidate_statistics", "compared", "compared_statistics"),
+    "blind": _BLIND,
+    "caption_blind": tuple(f"caption_{name}" for name in _BLIND),
+    "known_statistics": ("statistics_calibration", "statistics_heldout", "statistics_members"),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,15 +71,19 @@ class Thumbnails:
     pictures: np.ndarray
 
 
+NO_IMAGES = np.zeros(0, np.int64)
+NO_THUMBNAILS = Thumbnails(*[NO_IMAGES] * len(_NAMES["thumbnails"]))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditArrays:
-    """audit.npz.
+    """audit.npz, and of a comparison compare.npz.
 
     Attributes:
       heldout: held-out images that candidates are compared with.
       candidates: [m].
-      truth: which candidates are members, bool [m]; [0] where that is not known.
       groups: of all images of the source, -1 for one on its own.
+      truth: which candidates are members, bool [m]; [0] where that is not known.
       thumbnails: for the report.
       statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
@@ -85,31 +93,17 @@ class AuditArrays:
 
     heldout: np.ndarray
     candidates: np.ndarray
-    truth: np.ndarray
     groups: np.ndarray
-    thumbnails: Thumbnails
+    truth: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    thumbnails: Thumbnails = NO_THUMBNAILS
     statistics: PictureStatistics | None = None
     blind: BlindScores | None = None
     caption_blind: BlindScores | None = None
     known_statistics: KnownStatistics | None = None
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in the file."""
-        return {
-            "heldout": self.heldout,
-            "candidates": self.candidates,
-            "truth": self.truth,
-            "groups": self.groups,
-            **_columns(_THUMBNAILS, self.thumbnails),
-            **_columns(_STATISTICS, self.statistics),
-            **_columns(_BLIND, self.blind),
-            **_columns(_CAPTION_BLIND, self.caption_blind),
-            **_columns(_KNOWN, self.known_statistics),
-        }
-
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], *, members_known: bool) -> "AuditArrays":
-        """What `columns` gave.
+        """What `columns_of` gave.
 
         Raises:
           KeyError: if one of them is missing.
@@ -118,60 +112,46 @@ class AuditArrays:
         return cls(
             columns["heldout"],
             columns["candidates"],
-            columns["truth"],
             columns["groups"],
-            _read(Thumbnails, _THUMBNAILS, columns),
-            _read(PictureStatistics, _STATISTICS, columns) if has_candidates else None,
-            _read(BlindScores, _BLIND, columns) if _BLIND[0] in columns else None,
-            _read(BlindScores, _CAPTION_BLIND, columns) if _CAPTION_BLIND[0] in columns else None,
-            _read(KnownStatistics, _KNOWN, columns) if has_candidates and members_known else None,
+            columns["truth"],
+            _read(Thumbnails, "thumbnails", columns),
+            _read(PictureStatistics, "statistics", columns) if has_candidates else None,
+            _read(BlindScores, "blind", columns) if "blind_member" in columns else None,
+            _read(BlindScores, "caption_blind", columns) if "caption_blind_member" in columns else None,
+            _read(KnownStatistics, "known_statistics", columns) if has_candidates and members_known else None,
         )
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompareArrays:
-    """compare.npz.
-
-    Attributes:
-      heldout: held-out images that candidates are compared with [n].
-      candidates: [m].
-      groups: of both, held-out images first [n + m], -1 for one on its own.
-      statistics: of the pictures.
-    """
-
-    heldout: np.ndarray
-    candidates: np.ndarray
-    groups: np.ndarray
-    statistics: PictureStatistics
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in the file."""
-        own = {"heldout": self.heldout, "candidates": self.candidates, "groups": self.groups}
-        return {**own, **_columns(_STATISTICS, self.statistics)}
-
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray]) -> "CompareArrays":
-        """What `columns` gave.
+    def of_comparison(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
+        """What `compare_columns` gave; other images than those have no groups.
 
         Raises:
           KeyError: if one of them is missing.
         """
-        statistics = _read(PictureStatistics, _STATISTICS, columns)
-        return cls(columns["heldout"], columns["candidates"], columns["groups"], statistics)
+        statistics = _read(PictureStatistics, "statistics", columns)
+        images = np.concatenate([columns["heldout"], columns["candidates"]])
+        groups = np.full(images.max() + 1, ALONE)
+        groups[images] = columns["groups"]
+        return cls(columns["heldout"], columns["candidates"], groups, statistics=statistics)
 
 
-def npz_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of an .npz file."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **columns)
-    return buffer.getvalue()
+def columns_of(arrays: AuditArrays) -> dict[str, np.ndarray]:
+    """Return all arrays by their names in the file."""
+    columns: dict[str, np.ndarray] = {}
+    for field, value in vars(arrays).items():
+        if field not in _NAMES:
+            columns[field] = value
+        elif value is not None:
+            columns |= zip(_NAMES[field], vars(value).values(), strict=True)
+    return columns
 
 
-def _columns(
-    names: Sequence[str], arrays: PictureStatistics | KnownStatistics | BlindScores | Thumbnails | None
-) -> dict[str, np.ndarray]:
-    return {} if arrays is None else dict(zip(names, vars(arrays).values(), strict=True))
+def compare_columns(arrays: AuditArrays) -> dict[str, np.ndarray]:
+    """Return those of a comparison: the groups are of held-out images and candidates alone."""
+    columns = columns_of(arrays)
+    own = {name: columns[name] for name in ("heldout", "candidates", *_NAMES["statistics"])}
+    return {**own, "groups": arrays.groups[np.concatenate([arrays.heldout, arrays.candidates])]}
 
 
-def _read(kind: type[_Arrays], names: Sequence[str], columns: Mapping[str, np.ndarray]) -> _Arrays:
-    return kind(*(columns[name] for name in names))
+def _read(kind: type[_Arrays], part: str, columns: Mapping[str, np.ndarray]) -> _Arrays:
+    return kind(*(columns[name] for name in _NAMES[part]))

@@ -11,8 +11,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
-from dime_jax._util.records import Null, parse
-from dime_jax._util.typing import JsonObject
+from dime_jax._util.records import Null
 from dime_jax.attacks import Attack, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, weighted
@@ -73,11 +72,6 @@ class Calibration(NamedTuple):
     def threshold(self) -> float | None:
         """τ for JSON, which has no infinity: None where no threshold beats calling nobody a member."""
         return self.tau if np.isfinite(self.tau) else None
-
-    @classmethod
-    def from_json(cls, contents: JsonObject, where: str) -> "Calibration":
-        """Read an entry of calibration.json, in which a τ of -inf is null; `where` it is, for errors."""
-        return parse(cls, contents, where)
 
 
 class Outcome(NamedTuple):

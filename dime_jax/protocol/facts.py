@@ -4,51 +4,36 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from dime_jax._util.records import Absent
+from dime_jax._util.records import Absent, Json, field_names
 from dime_jax.attacks import Setting
 from dime_jax.attacks.modules import ModuleFacts
 from dime_jax.data.role_checks import DuplicateFacts, RoleCounts, UnusableCandidate
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION
+from dime_jax.protocol.options import AuditOptions
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the user asked for, as `AuditConfig` explains it; what was left open is None, and absent in JSON.
+class Settings(AuditOptions):
+    """What the user asked for, with everything by its name; what was left open is None, and absent in JSON.
 
     Attributes:
+      conversion: the options of conversion and of use that were given.
+      remote: the options of a hosted model that were given.
       after: of a comparison: the model after the deletion.
     """
 
-    model: str
-    members: Absent[str] = None
-    heldout: Absent[str] = None
-    candidates: Absent[str] = None
-    images: Absent[str] = None
-    split: Absent[str] = None
-    labels: Absent[str] = None
-    groups: Absent[str] = None
-    captions: Absent[str] = None
-    attacks: Absent[tuple[str, ...]] = None
-    attack_module: Absent[str] = None
-    queries: Absent[tuple[int, ...]] = None
-    profile: str
-    grid: Absent[tuple[Setting, ...]] = None
-    calibration_size: Absent[int] = None
-    test_size: Absent[int] = None
-    variations: Absent[bool] = None
-    decide_with: Absent[str] = None
-    level: float
-    timestep: int
-    gamma: float
-    delta: float
-    randomised: bool
-    seed: int
-    conversion: Absent[Mapping[str, str | int]] = None
-    remote: Absent[Mapping[str, str | int | float]] = None
-    after: Absent[str] = None
+    conversion: Mapping[str, str | int] | None = None
+    remote: Mapping[str, str | int | float] | None = None
+    after: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what was asked for; variations are absent if there were none."""
+        given = {name: getattr(self, name) for name in field_names(self)}
+        open_or_off = [name for name in given if given[name] is None or (name == "variations" and not given[name])]
+        return {name: value for name, value in given.items() if name not in open_or_off}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +145,11 @@ class AuditFacts(RunFacts):
     blind_auc: Absent[Estimate] = None
     caption_auc: Absent[Estimate] = None
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the score tables of candidates are, one for each model."""
+        return (f"candidates/{self.decided_by}",)
+
 
 @dataclasses.dataclass(frozen=True)
 class BeforeAfter(Generic[T]):
@@ -169,7 +159,7 @@ class BeforeAfter(Generic[T]):
     after: T
 
     def pair(self) -> tuple[T, T]:
-        """Both."""
+        """Return what is known of the two, in this order."""
         return self.before, self.after
 
 
@@ -184,3 +174,8 @@ class CompareFacts(RunFacts):
 
     models: BeforeAfter[ModelFacts]
     image_warnings: tuple[str, ...]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the score tables of candidates are, one for each model."""
+        return ("before", "after")

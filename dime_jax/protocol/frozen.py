@@ -20,7 +20,7 @@ def by_label(frozen: Sequence[Calibration], wanted: str) -> Calibration:
     """The frozen attack of that label."""
     labels = {one.label: one for one in frozen}
     if wanted not in labels:
-        raise ValueError(f"unknown attack {wanted!r} to decide with; expected one of {', '.join(labels)}")
+        raise ValueError(f"decide_with must be one of {', '.join(labels)}, got {wanted!r}")
     return labels[wanted]
 
 

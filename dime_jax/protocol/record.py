@@ -12,19 +12,25 @@ audit.json holds the digests of all of these, those of score tables by their man
 import dataclasses
 import functools
 import pathlib
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from dime_jax import evidence
 from dime_jax.data import Pair, Split
+from dime_jax.data.groups import groups_of
 from dime_jax.data.variations import VARIATIONS
+from dime_jax.guards import model_check
+from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.calibration import Calibration
-from dime_jax.protocol.facts import AuditFacts
+from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.frozen import by_label, frozen_attacks
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
+
+Facts = TypeVar("Facts", AuditFacts, CompareFacts)
 
 
 def finite(scores: np.ndarray) -> np.ndarray:
@@ -81,17 +87,17 @@ class Varied(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Record:
-    """An audit whose queries are made.
+class RunRecord(Generic[Facts]):
+    """An audit whose queries are made, of one model, or of the two that are compared.
 
     Attributes:
       directory: where it is.
-      facts: audit.json.
-      arrays: audit.npz.
+      facts: audit.json, or the facts of compare.json.
+      arrays: audit.npz or compare.npz.
     """
 
     directory: pathlib.Path
-    facts: AuditFacts
+    facts: Facts
     arrays: AuditArrays
 
     @property
@@ -100,11 +106,30 @@ class Record:
         return self.facts.images.members > 0
 
     @functools.cached_property
+    def tables(self) -> list[ScoreTable]:
+        """The score tables of candidates and held-out images, one for each model, if there are candidates."""
+        places = self.facts.tables if len(self.arrays.candidates) else ()
+        return [score_table.read_table(self.directory / place) for place in places]
+
+    @property
     def candidates(self) -> ScoreTable | None:
-        """The score table of candidates and held-out images, if there are candidates."""
-        if not len(self.arrays.candidates):
-            return None
-        return score_table.read_table(candidates_directory(self.directory, self.facts.decided_by))
+        """The first of these tables."""
+        return self.tables[0] if self.tables else None
+
+    @functools.cached_property
+    def checks(self) -> list[DenoiserCheck | None]:
+        """Whether each model predicts noise, by these tables."""
+        prints = [table.manifest["identity"]["model"] for table in self.tables]
+        return [model_check.read_check(self.directory, fingerprint) for fingerprint in prints]
+
+    @functools.cached_property
+    def likeness(self) -> evidence.Likeness:
+        """The candidates beside the held-out images, as pictures."""
+        statistics = self.arrays.statistics
+        assert statistics is not None  # there are candidates
+        groups, compared = self.groups(self.arrays.candidates), self.groups(statistics.compared)
+        seed = self.facts.settings.seed
+        return evidence.likeness(statistics.candidates, statistics.of_compared, groups, compared, seed)
 
     @functools.cached_property
     def known(self) -> KnownImages:
@@ -119,7 +144,8 @@ class Record:
     @functools.cached_property
     def calibrations(self) -> list[Calibration]:
         """Every frozen attack."""
-        return frozen_attacks(self.directory, self.facts.theory_setting, self.known.table.schedule)
+        table = self.candidates or self.known.table
+        return frozen_attacks(self.directory, self.facts.theory_setting, table.schedule)
 
     @functools.cached_property
     def decider(self) -> Calibration:
@@ -170,5 +196,18 @@ class Record:
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""
-        groups = self.arrays.groups[indices]
-        return groups if np.any(groups >= 0) else None
+        return groups_of(self.arrays.groups, indices)
+
+
+class Record(RunRecord[AuditFacts]):
+    """The record of an audit."""
+
+
+class CompareRecord(RunRecord[CompareFacts]):
+    """The record of a comparison."""
+
+    @functools.cached_property
+    def direction(self) -> evidence.Direction:
+        """What the witness says on the calibration half."""
+        known = self.members_known
+        return stages.read_direction(self.directory, ["calibration"]) if known else evidence.NOT_CHECKED

@@ -17,7 +17,6 @@ writes all files but shards and ledgers.
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
 
-import io
 import os
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
@@ -71,7 +70,8 @@ def run(
     options: scoring.ScoringOptions | None = None,
     take: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
-) -> scoring.ScoringOptions:
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
     """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
 
     The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
@@ -91,21 +91,24 @@ def run(
       options: how to run.
       take: some of STAGES, in their order. Callers that write more than the rows to results.json leave "evaluate" out.
       say: is told at once if the model is no denoiser; what that means is for the caller to decide.
+      hooks: what to call meanwhile.
 
     Returns:
-      The options with which everything else in the run is asked: a model that was exchanged is noticed.
+      The hooks with which everything else in the run is asked: a model that was exchanged is noticed.
     """
     directory = begin(directory, jobs, halves, seed, groups=groups)
     known = halves.together().heldout if heldout is None else heldout
-    options = guard(directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say)
+    hooks = guard(
+        directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say, hooks=hooks
+    )
     for stage in take:
         if stage == "calibrate":
             calibrate_run(directory)
         elif stage == "evaluate":
             evaluate_run(directory)
         else:
-            score_half(directory, stage, denoiser, source, transform=transform, options=options)
-    return options
+            score_half(directory, stage, denoiser, source, transform=transform, options=options, hooks=hooks)
+    return hooks
 
 
 def guard(
@@ -118,7 +121,8 @@ def guard(
     seed: int = 0,
     options: scoring.ScoringOptions | None = None,
     say: Callable[[str], object] = lambda text: None,
-) -> scoring.ScoringOptions:
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+) -> scoring.Hooks:
     """Check that the model is a denoiser, and that it is the one that the run was begun with.
 
     Arguments and what is returned as for `run`.
@@ -132,7 +136,7 @@ def guard(
     )
     if not check.passed:
         say(f"warning: {check.summary}")
-    return identity.guarded(directory, denoiser, options)
+    return identity.guard(directory, denoiser, options, hooks)
 
 
 def begin(
@@ -173,9 +177,7 @@ def begin(
         if later:
             raise digests.Damaged(f"{directory / 'run.json'} is missing, and {later[0]} goes with it")
         directory.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **columns)
-        files.write_atomically(directory / "halves.npz", buffer.getvalue())
+        files.write_atomically(directory / "halves.npz", digests.dump_arrays(columns, compress=True))
         digests.write(directory / "run.json", records.plain_object(run), ["halves.npz"])
 
     on_first_process(write)
@@ -206,6 +208,7 @@ def score_half(
     *,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
@@ -230,6 +233,7 @@ def score_half(
         transform=transform,
         seed=run.seed,
         options=(options or scoring.ScoringOptions()).within(directory),
+        hooks=hooks,
     )
 
 
@@ -324,8 +328,7 @@ def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
     path = pathlib.Path(directory) / "calibration.json"
     contents = _read_sealed(path).check().contents
     check_version(path, contents)
-    entries = enumerate(contents["calibrations"])
-    return [Calibration.from_json(entry, f"{path}: calibrations[{place}]") for place, entry in entries]
+    return records.parse(list[Calibration], contents["calibrations"], f"{path}: calibrations")
 
 
 def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -334,16 +337,14 @@ def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
     return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
 
 
-def evaluate_run(directory: str | os.PathLike[str], confidence: float = 0.95) -> Evaluation:
+def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
     """The frozen attacks on the test half's table; writes results.json and returns what it holds."""
-    results = evaluation(directory, confidence)
+    results = evaluation(directory)
     on_first_process(lambda: files.write_json(pathlib.Path(directory) / "results.json", records.plain(results)))
     return results
 
 
-def evaluation(
-    directory: str | os.PathLike[str], confidence: float = 0.95, groups: np.ndarray | None = None
-) -> Evaluation:
+def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
@@ -354,7 +355,7 @@ def evaluation(
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         grouped = _groups(table, frozen_job(frozen), split, groups)
-        outcome = evaluate(frozen, pair, (0.01,), confidence, seed, grouped)
+        outcome = evaluate(frozen, pair, seed=seed, groups=grouped)
         rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
     calibration_half = score_table.read_table(directory / "calibration")
     about = table.manifest["identity"]

@@ -1,6 +1,5 @@
 """What a model answers to requests of the Open Inference Protocol; `dime_jax.remote.serve` adds the network."""
 
-import dataclasses
 import math
 import re
 import threading
@@ -11,40 +10,13 @@ import jax
 import numpy as np
 
 from dime_jax._util import validate
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.remote import kserve
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, X, schedule_tables
-from dime_jax.remote.transport import ServerPlace
+from dime_jax.remote.options import ServeOptions
 from dime_jax.scoring import default_micro_batch
-
-
-@dataclasses.dataclass(frozen=True)
-class ServeOptions:
-    """How a model is hosted.
-
-    Attributes:
-      host: the address to listen on.
-      port: the port; 0 takes a free one.
-      token_env: the environment variable that holds the token clients must send; None requires no token.
-      max_batch: the most images in one request.
-      rate: the most queries per second on average; None for no limit.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    token_env: str | None = None
-    max_batch: int = 64
-    rate: float | None = None
-
-    def __post_init__(self) -> None:
-        validate.check_at_least(self.max_batch, 1, "max_batch")
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"port must be in [0, 65535], got {self.port}")
-        if self.rate is not None:
-            validate.check_positive(self.rate, "rate")
-        if not ServerPlace("http", self.host, self.port).loopback and self.token_env is None:
-            raise ValueError(f"--host {self.host} requires --token_env: other machines could query the model")
 
 
 class Refused(Exception):
@@ -144,7 +116,7 @@ class Hosted:
                 self.queries += len(x)
                 eps = self._evaluate(x, t, condition)
         except ValueError as error:
-            raise Refused(400, " ".join(str(error).split())) from None
+            raise Refused(400, one_line(error, None)) from None
         try:
             answer = kserve.encode("outputs", {EPS: eps}, binary=_wants_binary(given.head), model_name=self.name)
         except ValueError as error:

@@ -21,8 +21,7 @@ from dime_jax.remote import kserve
 from dime_jax.remote.metadata import CONDITION, EPS, LABEL, T_STEP, Contract, UserClaims, X, read_contract
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, SERVED, RemoteOptions
 from dime_jax.remote.transport import Reply, ServerPlace, Transport, parse_url
-from dime_jax.scoring.requests import ask_in_requests
-from dime_jax.scoring.retry import Retry, TryLater, with_retries
+from dime_jax.scoring.retry import Retry, TryLater, ask_in_requests, with_retries
 
 _VALUES = 64 * 32 * 32 * 3  # in one request, unless a single image has more
 _METADATA_BYTES = 1 << 24

@@ -20,13 +20,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from dime_jax._util import records
+from dime_jax._util.text import one_line
 from dime_jax._util.typing import JsonObject
 from dime_jax.core.schedule import NoiseSchedule, schedule_from_betas
 from dime_jax.models.schedule_spec import parse_schedule
 from dime_jax.models.spec import MAX_STEPS, PREDICTIONS
 from dime_jax.remote.kserve import TensorSpec
 from dime_jax.remote.options import LAYOUTS
-from dime_jax.remote.transport import printable
 
 T = TypeVar("T")
 
@@ -95,11 +95,11 @@ def read_contract(metadata: JsonObject, config: JsonObject, claims: UserClaims) 
     inputs, eps = _read_tensors(metadata)
     x, label, condition = inputs[X], inputs.get(LABEL), inputs.get(CONDITION)
     if len(eps.shape) != len(x.shape) or not all(-1 in pair or pair[0] == pair[1] for pair in zip(eps.shape, x.shape)):
-        says = printable(f"{list(eps.shape)} and {list(x.shape)}")
+        says = one_line(f"{list(eps.shape)} and {list(x.shape)}")
         raise ValueError(f"{EPS} must have the shape of {X}, the server says {says}")
     limits = said.get("range")
     if limits is not None and [float(number) for number in re.findall(r"-?\d+\.?\d*", str(limits))] != [-1, 1]:
-        raise ValueError(f"the model must take images in [-1, 1], the server says {printable(str(limits))}")
+        raise ValueError(f"the model must take images in [-1, 1], the server says {one_line(limits)}")
     layout, layout_fact = _layout(x, said, claims)
     shape, size_fact = _shape(x, layout, claims)
     schedule, schedule_fact = _schedule(said, claims)
@@ -113,7 +113,7 @@ def read_contract(metadata: JsonObject, config: JsonObject, claims: UserClaims) 
         facts.append(f"classes: {num_classes} ({source})")
     elif claims.num_classes is not None:
         raise ValueError(f"--num_classes={claims.num_classes} contradicts the server, which takes no {LABEL}")
-    fingerprint = printable(str(said.get("fingerprint") or ""))
+    fingerprint = one_line(said.get("fingerprint") or "")
     facts.append(f"fingerprint: {f'{fingerprint[:16]} (the server says so)' if fingerprint else 'the server has none'}")
     return Contract(
         shape=shape,
@@ -143,17 +143,17 @@ def _check(tensor: TensorSpec) -> None:
     integers = tensor.name in (T_STEP, LABEL)
     datatypes = ("INT32", "INT64") if integers else ("FP32",)
     if tensor.datatype not in datatypes:
-        says = printable(tensor.datatype)
+        says = one_line(tensor.datatype)
         raise ValueError(f"{tensor.name} must be {' or '.join(datatypes)}, the server says {says}")
     if tensor.shape[:1] != (-1,) or (integers and tensor.shape not in ((-1,), (-1, 1))):
-        wanted, says = "[-1]" if integers else "[-1, ...]", printable(str(list(tensor.shape)))
+        wanted, says = "[-1]" if integers else "[-1, ...]", one_line(list(tensor.shape))
         raise ValueError(f"{tensor.name} must have the shape {wanted}, the server says {says}")
 
 
 def _row_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of one row of a batch, which must be fixed."""
     if len(shape) > 8 or any(size < 1 for size in shape[1:]) or math.prod(shape[1:]) > _LARGEST_IMAGE:
-        raise ValueError(f"{name} must have a fixed shape, the server says {printable(str(list(shape)))}")
+        raise ValueError(f"{name} must have a fixed shape, the server says {one_line(list(shape))}")
     return shape[1:]
 
 
@@ -167,11 +167,11 @@ def _read_tensors(metadata: JsonObject) -> tuple[dict[str, TensorSpec], TensorSp
     if missing:
         raise ValueError(
             f"the server must declare inputs {X} [-1, H, W, C] and {T_STEP} [-1] and the output {EPS}; "
-            f"it declares {printable(', '.join([*inputs, *outputs])) or 'none'}, but not {missing[0]}"
+            f"it declares {one_line(', '.join([*inputs, *outputs])) or 'none'}, but not {missing[0]}"
         )
     for name, tensor in inputs.items():
         if name not in (X, T_STEP, LABEL, CONDITION):
-            raise ValueError(f"inputs must be {X}, {T_STEP}, {LABEL} or {CONDITION}, the server has {printable(name)}")
+            raise ValueError(f"inputs must be {X}, {T_STEP}, {LABEL} or {CONDITION}, the server has {one_line(name)}")
         _check(tensor)
     if {LABEL, CONDITION} <= inputs.keys():
         raise ValueError(f"inputs must include at most one of {LABEL} and {CONDITION}, the server has both")
@@ -203,14 +203,14 @@ def _settle(name: str, declared: T | None, given: T | None) -> tuple[T, str]:
 
 def _choice(value: str | None, name: str, choices: Sequence[str]) -> str | None:
     if value not in (None, *choices):
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {printable(str(value))}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {one_line(value)}")
     return value
 
 
 def _integer(said: JsonObject, name: str) -> int | None:
     value = said.get(name)
     if value is not None and not re.fullmatch(r"\d{1,9}", str(value)):
-        raise ValueError(f"the server's {name} must be a number, got {printable(str(value))}")
+        raise ValueError(f"the server's {name} must be a number, got {one_line(value)}")
     return None if value is None else int(str(value))
 
 
@@ -267,9 +267,9 @@ def _declared_schedule(value: object) -> NoiseSchedule:
         return _checked_tables(*(_numbers(value[name], name).astype(np.float32) for name in _TABLES))
     spec = None
     if isinstance(value, str) and not value.endswith(".json"):  # that would be a file of ours
-        spec = parse_schedule(printable(value))
+        spec = parse_schedule(one_line(value))
     if spec is None:
-        got = printable(str(value))
+        got = one_line(value)
         raise ValueError(f"the server's noise schedule must be a name, a list of betas or tables, got {got}")
     return spec.build()
 

@@ -25,8 +25,8 @@ from dime_jax._util.typing import JsonObject
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.remote import kserve
 from dime_jax.remote.answering import Hosted, HttpAnswer, Refused
-from dime_jax.remote.answering import ServeOptions as ServeOptions
 from dime_jax.remote.options import RemoteOptions
+from dime_jax.remote.options import ServeOptions as ServeOptions
 from dime_jax.remote.transport import ServerPlace, read_token
 
 _Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]

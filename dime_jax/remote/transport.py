@@ -13,7 +13,6 @@ import email.message
 import email.utils
 import functools
 import http.client
-import ipaddress
 import os
 import pathlib
 import re
@@ -27,7 +26,8 @@ import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dime_jax.remote.options import RemoteOptions
+from dime_jax._util.text import one_line
+from dime_jax.remote.options import RemoteOptions, is_loopback
 from dime_jax.scoring.retry import LONGEST_PAUSE, TryLater
 
 _IDLE_SECONDS = 4.0  # servers may close connections that are idle for longer; uvicorn after 5
@@ -46,12 +46,7 @@ class ServerPlace(NamedTuple):
     @property
     def loopback(self) -> bool:
         """Whether the server is this machine."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -169,13 +164,13 @@ class Transport:
         if reply.status in (307, 308):
             moved = self._follow(reply, path)
             if moved != path:
-                raise ValueError(f"{self.place} redirects {path} to another path, {printable(moved)}")
+                raise ValueError(f"{self.place} redirects {path} to another path, {one_line(moved)}")
             raise TryLater(f"the server has moved to {self.place}", 0.0)
         return self.check(reply)
 
     def scrub(self, text: str) -> str:
         """Return a server's text as one short line, without the token, which the server may repeat."""
-        return printable(text if self._token is None else text.replace(self._token, "***"))
+        return one_line(text if self._token is None else text.replace(self._token, "***"))
 
     def check(self, reply: Reply) -> Reply:
         """Require an answer about the request rather than about the server.
@@ -241,7 +236,7 @@ class Transport:
             keep = connection.sock is not None and response.status < 400
             return Reply(response.status, response.headers, received)
         except ssl.SSLCertVerificationError as error:
-            raise ValueError(f"{place}: its certificate is not valid: {printable(error.verify_message)}") from None
+            raise ValueError(f"{place}: its certificate is not valid: {one_line(error.verify_message)}") from None
         except (OSError, http.client.HTTPException) as error:
             if late.is_set() or isinstance(error, TimeoutError):
                 raise ConnectionError(f"{place} did not answer within {self._timeout:g} s") from None
@@ -310,9 +305,3 @@ def _retry_after(value: str | None) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value or "").timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def printable(text: str, most: int = 200) -> str:
-    """Return a stranger's text as one short line without control characters."""
-    line = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
-    return line if len(line) <= most else f"{line[: most - 3]}..."

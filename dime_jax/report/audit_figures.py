@@ -90,10 +90,8 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
     for epsilon in _REFERENCE_EPSILONS:
         axes.plot(grid, evidence.dp_tpr_bound(grid, epsilon, delta), color=MUTED, lw=0.7, ls=(0, (1, 2)))
         height = evidence.dp_tpr_bound(np.array([left]), epsilon, delta)[0]
-        axes.annotate(
-            f"ε = {epsilon:g} allows", (left, height), (2, 3), textcoords="offset points", color=MUTED, size=6.5
-        )
-    axes.annotate("chance", (left, left), (2, 3), textcoords="offset points", color=MUTED, size=6.5)
+        _note(axes, f"ε = {epsilon:g} allows", (left, height), right=2)
+    _note(axes, "chance", (left, left), right=2)
     axes.set(xlabel="false alarms (FPR)", ylabel="members found (TPR)")
     axes.legend(loc="lower right")
     row = results.deciding_row
@@ -118,21 +116,13 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
     candidates = candidates[np.isfinite(candidates)]
     low, high = figures.histogram(axes, scores.member, scores.heldout, candidates)
     if candidates.size:
-        axes.plot(
-            np.clip(candidates, low, high),
-            np.full(candidates.size, -0.035),
-            "|",
-            color=INK,
-            ms=6,
-            mew=0.7,
-            clip_on=False,
-            transform=axes.get_xaxis_transform(),
-            label="candidates",
-        )
+        x, y, below = np.clip(candidates, low, high), np.full(candidates.size, -0.035), axes.get_xaxis_transform()
+        axes.plot(x, y, "|", color=INK, ms=6, mew=0.7, clip_on=False, transform=below, label="candidates")
         axes.tick_params(axis="x", pad=9)
     figures.threshold(axes, record.decider.tau, INK)
     axes.set(xlabel="score (lower = more like a training image)", ylabel="share of images, %")
     axes.legend(loc="upper right")
+    samples = {"members": scores.member, "held-out images": scores.heldout, "candidates": candidates}
     return AuditFigure(
         "scores",
         figure,
@@ -142,9 +132,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
         if record.members_known
         else f"{_title(record.decider)} with theory weights. Verdicts use the rank among the held-out scores.",
         "Histograms of scores. Members lie to the left of held-out images where the attack works.",
-        _quantiles(
-            "Scores of", {"members": scores.member, "held-out images": scores.heldout, "candidates": candidates}
-        ),
+        _quantiles("Scores of", samples),
     )
 
 
@@ -168,6 +156,9 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axes.axhline(50, color=MUTED, lw=0.7)
     figures.legend_below(figure, axes)
+    per_cent = [[f"{100 * number:.1f}" for number in row.auc] for row in results.results]
+    names = [[describe_attack(row.attack).title, str(row.queries_per_image)] for row in results.results]
+    numbers = [[*name, value, f"{low} to {high}"] for name, (value, low, high) in zip(names, per_cent)]
     return AuditFigure(
         "budget",
         figure,
@@ -175,18 +166,7 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
         "Every attack at every tier with its 95 % interval; points at the same budget are moved apart a little. "
         "The line at 50 % is chance.",
         "AUC against the number of queries per image, one line for each attack.",
-        Numbers(
-            ["Attack", "Queries", "AUC, %", "95 % interval"],
-            [
-                [
-                    describe_attack(row.attack).title,
-                    str(row.queries_per_image),
-                    f"{100 * row.auc.value:.1f}",
-                    f"{100 * row.auc.low:.1f} to {100 * row.auc.high:.1f}",
-                ]
-                for row in results.results
-            ],
-        ),
+        Numbers(["Attack", "Queries", "AUC, %", "95 % interval"], numbers),
     )
 
 
@@ -202,12 +182,14 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
     figure, axes = _new()
     highlighted = _highlighted(record)
     curves = []
-    for points in found.values():
-        look: figures.Look = {"marker": "o", **_line_style(points[0], highlighted, by_attack=True)}
-        curves.append(figures.Line([one.setting["t"] for one in points], [one.auc for one in points], look))
+    for attack in found.values():
+        look: figures.Look = {"marker": "o", **_line_style(attack[0], highlighted, by_attack=True)}
+        curves.append(figures.Line([one.setting["t"] for one in attack], [one.auc for one in attack], look))
     figures.by_timestep(axes, curves)
     axes.set_ylabel("AUC on the calibration half, %")
     figures.legend_below(figure, axes)
+    points = [one for attack in found.values() for one in attack]
+    numbers = [[_title(one), f"{one.setting['t']:g}", f"{100 * one.auc:.1f}"] for one in points]
     return AuditFigure(
         "timesteps",
         figure,
@@ -215,14 +197,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
         "AUC on the calibration half, which chose the timestep, at the best step size and angle for each; a little "
         "optimistic for that reason.",
         "Calibration AUC over timesteps, one line for each attack.",
-        Numbers(
-            ["Attack", "Timestep", "AUC, %"],
-            [
-                [_title(one), f"{one.setting['t']:g}", f"{100 * one.auc:.1f}"]
-                for points in found.values()
-                for one in points
-            ],
-        ),
+        Numbers(["Attack", "Timestep", "AUC, %"], numbers),
     )
 
 
@@ -241,20 +216,25 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
         chosen = np.isin(table.index, side[:: max(1, len(side) // _MOST_POINTS)])
         axes.plot(level[chosen], trace[chosen], "o", color=color, ms=2.2, alpha=0.55, mew=0, label=name)
     finite = np.isfinite(level) & np.isfinite(trace)
-    span = [np.quantile(column[finite], [0.002, 0.998]) for column in (level, trace)]
-    margin = [0.15 * (high - low) or 1.0 for low, high in span]  # a constant term has no span
-    axes.set_xlim(span[0][0] - margin[0], span[0][1] + margin[0])
-    axes.set_ylim(span[1][0] - margin[1], span[1][1] + margin[1])
+    for column, set_limits in ((level, axes.set_xlim), (trace, axes.set_ylim)):
+        low, high = np.quantile(column[finite], [0.002, 0.998])
+        margin = 0.15 * (high - low) or 1.0  # a constant term has no span
+        set_limits(low - margin, high + margin)
     direction, angle = -np.array(frozen.weights), np.degrees(frozen.parameters["phi"])
     if np.isfinite(frozen.tau):
         _add_threshold(axes, frozen.weights, frozen.tau)
     centre = np.array([np.mean(limits) for limits in (axes.get_xlim(), axes.get_ylim())])
     length = 0.25 * min(np.diff(axes.get_xlim())[0], np.diff(axes.get_ylim())[0])
-    axes.annotate(
-        "", tuple(centre + length * direction), tuple(centre), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2}
-    )
+    arrow = {"arrowstyle": "-|>", "color": INK, "lw": 1.2}
+    axes.annotate("", tuple(centre + length * direction), tuple(centre), arrowprops=arrow)
     axes.set(xlabel="B̂², how far the reconstruction lies (sd)", ylabel="V̂, falls with crowding (sd)")
     axes.legend(loc="best", markerscale=2)
+    sides = {"members": record.split.member, "held-out images": record.split.heldout}
+    samples = {
+        f"{term}, {name}": column[np.isin(table.index, side) & finite]
+        for term, column in (("B̂²", level), ("V̂", trace))
+        for name, side in sides.items()
+    }
     return AuditFigure(
         "terms",
         figure,
@@ -263,14 +243,7 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
         f"The arrow is the calibrated direction towards “member” (φ = {angle:.0f}°), the dashed line "
         "the frozen threshold.",
         "Scatter plot of DIME's two terms for members and held-out images, with the calibrated direction.",
-        _quantiles(
-            "Term",
-            {
-                f"{term}, {name}": column[np.isin(table.index, side) & finite]
-                for term, column in (("B̂²", level), ("V̂", trace))
-                for name, side in (("members", record.split.member), ("held-out images", record.split.heldout))
-            },
-        ),
+        _quantiles("Term", samples),
     )
 
 
@@ -289,10 +262,11 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
     axes.plot(rank, rank / (p.size + 1), color=MUTED, lw=0.8, label="if none were a member")
     axes.plot(rank, p, "o", color=ACCENT, ms=3, mew=0, label="candidates")
     axes.axhline(found.smallest_p, color=MUTED, lw=0.7, ls=(0, (1, 2)))
-    place = (p.size, found.smallest_p)
-    axes.annotate("smallest p possible", place, (0, 3), ha="right", color=MUTED, size=6.5, textcoords="offset points")
+    _note(axes, "smallest p possible", (p.size, found.smallest_p), "right")
     axes.set(yscale="log", xlabel="candidates, from the smallest p-value", ylabel="p-value")
     figures.legend_below(figure, axes)
+    listed = enumerate(p[:_MOST_LISTED].tolist(), 1)
+    numbers = [[str(place), f"{value:.3g}", f"{found.level * place / tested:.3g}"] for place, value in listed]
     return AuditFigure(
         "p_values",
         figure,
@@ -300,26 +274,23 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
         "Candidates up to the last one below the dashed line show evidence of membership. Along the grey line lie "
         "candidates that the model never saw.",
         f"{found.evidence} of {found.count} candidates show evidence of membership.",
-        Numbers(
-            ["Candidate, from the smallest p-value", "p-value", "evidence up to"],
-            [
-                [str(place), f"{value:.3g}", f"{found.level * place / tested:.3g}"]
-                for place, value in enumerate(p[:_MOST_LISTED].tolist(), 1)
-            ],
-        ),
+        Numbers(["Candidate, from the smallest p-value", "p-value", "evidence up to"], numbers),
     )
 
 
 def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigure:
     """Every candidate's p-value before and after a deletion."""
     figure, axes = _new()
-    for row in candidates:
+    numbers = []
+    for place, row in enumerate(candidates):
         if row.p_before is not None and row.p_after is not None:
             color, order = (ACCENT, 3) if row.flagged_before else (MUTED, 2)
             axes.plot([0, 1], [row.p_before, row.p_after], "o-", color=color, lw=0.9, ms=3, alpha=0.8, zorder=order)
+            if place < _MOST_LISTED:
+                numbers.append([row.id, f"{row.p_before:.3g}", f"{row.p_after:.3g}"])
     if p_cutoff > 0:
         axes.axhline(p_cutoff, color=INK, lw=0.8, ls=(0, (4, 2)))
-        axes.annotate("frozen cutoff", (0.5, p_cutoff), (0, 3), ha="center", size=6.5, textcoords="offset points")
+        _note(axes, "frozen cutoff", (0.5, p_cutoff), "center", INK)
     axes.set(yscale="log", xlim=(-0.15, 1.15), ylabel="p-value among held-out images")
     axes.set_xticks([0, 1], ["before", "after"])
     return AuditFigure(
@@ -329,14 +300,7 @@ def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigu
         "A p-value near 1 is an image that looks less like a training image than almost any held-out image; low ones "
         "look like training images. Coloured lines were flagged before.",
         "p-values of the candidates before and after the deletion, joined by lines.",
-        Numbers(
-            ["Candidate", "p before", "p after"],
-            [
-                [row.id, f"{row.p_before:.3g}", f"{row.p_after:.3g}"]
-                for row in candidates[:_MOST_LISTED]
-                if row.p_before is not None and row.p_after is not None
-            ],
-        ),
+        Numbers(["Candidate", "p before", "p after"], numbers),
     )
 
 
@@ -355,6 +319,13 @@ def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
     direction = np.array(weights)
     point, along = tau * direction, np.array([-direction[1], direction[0]])
     axes.axline(tuple(point), tuple(point + along), color=INK, lw=0.8, ls=(0, (4, 2)))
+
+
+def _note(
+    axes: Axes, text: str, place: tuple[float, float], align: str = "left", color: str = MUTED, right: int = 0
+) -> None:
+    """Write a few small words 3 points above a place and `right` points to its right."""
+    axes.annotate(text, place, (right, 3), ha=align, color=color, size=6.5, textcoords="offset points")
 
 
 def _new() -> tuple[Figure, Axes]:

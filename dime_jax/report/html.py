@@ -12,7 +12,6 @@ import itertools
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jinja2
 import markupsafe
@@ -41,31 +40,7 @@ _COLORS = {
     audit_figures.SECOND: "var(--second)",
     "#ffffff": "var(--paper)",
 }
-
-
 _VERDICT_CLASSES = {Verdict.EVIDENCE: "verdict-yes", Verdict.CANNOT_TELL: "verdict-unclear", Verdict.NO_EVIDENCE: ""}
-
-
-class ShownFigure(NamedTuple):
-    """A figure on the page."""
-
-    name: str
-    title: str
-    caption: str
-    svg: markupsafe.Markup
-    numbers: audit_figures.Numbers
-
-
-class ShownCandidate(NamedTuple):
-    """A candidate on the page, with its thumbnail where there is one."""
-
-    row: CandidateRow
-    picture: str | None
-
-    @property
-    def style(self) -> str:
-        """The class of its verdict's cell."""
-        return _VERDICT_CLASSES[self.row.verdict]
 
 
 def write_report(record: Record, findings: Findings) -> None:
@@ -78,6 +53,7 @@ def write_report(record: Record, findings: Findings) -> None:
         row=results.deciding_row,
         asked=plain_object(results.settings),
         candidates=_candidate_rows(record, findings.candidates),
+        verdict_classes=_VERDICT_CLASSES,
         shown=SHOWN_ROWS,
         figures=_save_figures(drawn, record.directory / "figures"),
         gallery=_gallery(record),
@@ -110,13 +86,8 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    words: dict[str, Callable[..., str]] = {
-        "percent": wording.percent,
-        "interval": wording.interval,
-        "points": wording.points,
-        "p_text": wording.p_text,
-    }
-    environment.filters.update({name: _unbroken_words(function) for name, function in words.items()})
+    words: list[Callable[..., str]] = [wording.percent, wording.interval, wording.points, wording.p_text]
+    environment.filters.update({function.__name__: _unbroken_words(function) for function in words})
     environment.filters.update(number=_number, unbroken=_unbroken, asked_captions=wording.asked_captions)
     environment.globals.update(describe_attack=describe_attack, DIME=DIME)
     script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
@@ -152,25 +123,25 @@ def picture_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _save_figures(drawn: Sequence[audit_figures.AuditFigure], directory: pathlib.Path) -> list[ShownFigure]:
+def _save_figures(
+    drawn: Sequence[audit_figures.AuditFigure], directory: pathlib.Path
+) -> list[tuple[audit_figures.AuditFigure, markupsafe.Markup]]:
     directory.mkdir(exist_ok=True)
     shown = []
     with audit_figures.audit_style():
         for one in drawn:
             _, svg = figures.save_figure(one.figure, directory, one.name)
-            text = svg.read_text(encoding="utf-8")
-            svg_part = inline_svg(text, one.name, one.alt)
-            shown.append(ShownFigure(one.name, one.title, one.caption, svg_part, one.numbers))
+            shown.append((one, inline_svg(svg.read_text(encoding="utf-8"), one.name, one.alt)))
     return shown
 
 
-def _candidate_rows(record: Record, candidates: Sequence[CandidateRow]) -> list[ShownCandidate]:
+def _candidate_rows(record: Record, candidates: Sequence[CandidateRow]) -> list[tuple[CandidateRow, str | None]]:
     """Candidates with their thumbnails, most member-like first."""
     thumbnails = _thumbnails(record)
     indices = record.arrays.candidates.tolist()
     # Those that could not be read come last, and have no picture.
-    shown = [ShownCandidate(row, thumbnails.get(index)) for index, row in itertools.zip_longest(indices, candidates)]
-    return sorted(shown, key=lambda one: np.inf if one.row.p_value is None else one.row.p_value)
+    shown = [(row, thumbnails.get(index)) for index, row in itertools.zip_longest(indices, candidates)]
+    return sorted(shown, key=lambda one: np.inf if one[0].p_value is None else one[0].p_value)
 
 
 def _gallery(record: Record) -> list[tuple[str, list[str]]]:

@@ -33,8 +33,7 @@ from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.core.xla_options import network_options
 from dime_jax.scoring.placement import PlacedBatch, Placement
 from dime_jax.scoring.query_ledger import Ledger
-from dime_jax.scoring.requests import ask_in_requests
-from dime_jax.scoring.retry import Retry
+from dime_jax.scoring.retry import Retry, Say, ask_in_requests
 from dime_jax.scoring.unit_progress import UnitProgress
 
 T = TypeVar("T")
@@ -74,24 +73,16 @@ def reduce_program(template: Template, sharding: NamedSharding | None) -> Callab
 
 @functools.lru_cache(maxsize=128)
 def whole_program(apply: ApplyFn, template: WholeTemplate, sharding: NamedSharding | None) -> Callable[..., Answer]:
-    """Compile (arguments of the template, schedule, x, key, draw ids, params, condition) -> the call's answer."""
+    """Compile (arguments of the template, schedule, x, (key, draw ids), params, condition) -> the call's answer."""
 
     def run(
-        arguments: Arguments,
-        schedule: NoiseSchedule,
-        x: jax.Array,
-        key: jax.Array,
-        ids: jax.Array,
-        params: PyTree,
-        condition: PyTree,
+        arguments: Arguments, schedule: NoiseSchedule, x: jax.Array, drawn: PyTree, params: PyTree, condition: PyTree
     ) -> Answer:
         try:
-            return template(*arguments).ask(_eps_fn(apply, params, condition), schedule, x, draws.Draws(key, ids))
+            return template(*arguments).ask(_eps_fn(apply, params, condition), schedule, x, draws.Draws(*drawn))
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"attack {template.attack!r} says that it is traceable, and cannot be compiled: {reason}"
-            ) from error
+            raise ValueError(f"attack {template.attack!r} is not traceable, as it says it is: {reason}") from error
 
     return jax.jit(run, out_shardings=sharding, compiler_options=network_options())
 
@@ -115,16 +106,7 @@ class CallRunner:
       say: shows a line.
     """
 
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        placement: Placement,
-        ledger: Ledger,
-        *,
-        seed: int,
-        retry: Retry,
-        say: Callable[[str], object],
-    ):
+    def __init__(self, denoiser: Denoiser, placement: Placement, ledger: Ledger, *, seed: int, retry: Retry, say: Say):
         self._denoiser, self._placement, self._ledger = denoiser, placement, ledger
         self._retry, self._say = retry, say
         self._key = jax.random.key(seed)
@@ -168,7 +150,8 @@ class CallRunner:
         apply, sharding, condition = self._denoiser.apply, self._placement.sharding, batch.conditions[call.condition]
         if isinstance(call, Whole):
             program = whole_program(apply, call.template, sharding)
-            return self._run(program, call.arguments, schedule, batch.x, key, batch.draw_ids, params, condition)
+            drawn_from = key, batch.draw_ids
+            return self._run(program, call.arguments, schedule, batch.x, drawn_from, params, condition)
         batch_draws = draws.Draws(key, batch.draw_ids)
         drawn = {name: self._run(draw.take, batch_draws, batch.x) for name, draw in call.draws().items()}
         given = self._placement.put(call.start(batch.x) if given is None else given)
@@ -198,11 +181,8 @@ class CallRunner:
         def debit(part: slice) -> None:
             self._ledger.debit(rows[part])
 
-        def eps_fn(x: jax.Array, t: ArrayLike) -> jax.Array:
-            answer = ask_in_requests(self._denoiser, x, t, condition, debit=debit, retry=self._retry, say=self._say)
-            return jnp.asarray(answer)
-
-        return eps_fn
+        ask = functools.partial(ask_in_requests, self._denoiser, debit=debit, retry=self._retry, say=self._say)
+        return lambda x, t: jnp.asarray(ask(x, t, condition))
 
 
 def _spread(values: Array, usable: np.ndarray) -> np.ndarray:

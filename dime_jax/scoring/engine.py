@@ -29,8 +29,9 @@ import numpy as np
 
 from dime_jax import __version__, data
 from dime_jax._util import files, validate
-from dime_jax._util.distributed import together
+from dime_jax._util.distributed import on_first_process, together
 from dime_jax._util.progress import Progress
+from dime_jax._util.typing import JsonObject
 from dime_jax.attacks.base import Whole
 from dime_jax.attacks.calls import Call
 from dime_jax.core.denoiser import PRECISION, Denoiser
@@ -62,8 +63,6 @@ class ScoringOptions:
       shard_seconds: the most seconds of finished work that a kill costs, unless one call takes longer.
       devices: local devices to use; all if None.
       silent: show no progress.
-      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
-      before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
     micro_batch: int | None = None
@@ -72,8 +71,6 @@ class ScoringOptions:
     shard_seconds: float = 30.0
     devices: Sequence[jax.Device] | None = None
     silent: bool = False
-    on_rate: Callable[[float], None] | None = None
-    before_asking: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
@@ -92,6 +89,21 @@ class ScoringOptions:
         return dataclasses.replace(self, budget=self.budget._replace(directory=directory))
 
 
+class Hooks(NamedTuple):
+    """What a run calls while it asks.
+
+    Attributes:
+      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      before_asking: called by the first process when a table is opened and undamaged, before the first query.
+    """
+
+    on_rate: Callable[[float], None] | None = None
+    before_asking: Callable[[], None] | None = None
+
+
+NO_HOOKS: Hooks = Hooks()
+
+
 class _Request(NamedTuple):
     """What `score` was asked for, checked."""
 
@@ -104,20 +116,8 @@ class _Request(NamedTuple):
     transform: data.Transform
     seed: int
     options: ScoringOptions
+    hooks: Hooks
     placement: Placement
-
-
-class _Run(NamedTuple):
-    """The parts of what one process does to finish the table."""
-
-    request: _Request
-    mine: np.ndarray  # positions of this process's images
-    micro_batch: int  # to begin with
-    images: Images
-    runner: CallRunner
-    storage: TableStorage
-    ledger: Ledger
-    progress: Progress
 
 
 def score(
@@ -131,6 +131,7 @@ def score(
     transform: data.Transform | None = None,
     seed: int = 0,
     options: ScoringOptions | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> ScoreTable:
     """Run every job on every image, or finish a run that was interrupted.
 
@@ -144,6 +145,7 @@ def score(
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of all draws.
       options: how to run.
+      hooks: what to call meanwhile.
 
     Raises:
       ValueError: before any query, if the table there is of something else, the plan exceeds the budget, labels or
@@ -163,159 +165,162 @@ def score(
         data.require_captions(source)
     counted = index if tolerated is None else np.setdiff1d(index, tolerated)
     placement = choose_placement(denoiser, options.devices)
-    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, placement)
-    first = jax.process_index() == 0
+    request = _Request(denoiser, source, plan, directory, index, counted, transform, seed, options, hooks, placement)
     with contextlib.ExitStack() as stack:
 
         def open_table() -> None:
-            if first:
-                stack.enter_context(files.locked(directory, "score table"))
-                _open_table(request)
-                if options.before_asking is not None:
-                    score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
-                    options.before_asking()
+            stack.enter_context(files.locked(directory, "score table"))
+            _open_table(request)
+            if hooks.before_asking is not None:
+                score_table.rows_done(directory, len(plan.units), len(source))  # raises if something is damaged
+                hooks.before_asking()
 
         def merge() -> None:
-            if first:
-                score_table.merge(directory, len(plan.units), index)
-                score_table.store_own_terms(directory, jobs)
+            score_table.merge(directory, len(plan.units), index)
+            score_table.store_own_terms(directory, jobs)
 
-        together(open_table)
+        on_first_process(open_table)
         # All processes must have read the table before one of them adds to it, or they would share the work unevenly.
-        run = together(lambda: _begin(request))
-        together(lambda: _finish(run))
-        together(merge)
+        run = together(lambda: _Run(request))
+        together(run.finish)
+        on_first_process(merge)
     return score_table.read_table(directory)
 
 
 def _open_table(request: _Request) -> None:
     """Begin the table, or check that the one there is of the same."""
     denoiser = request.denoiser
-    platform = request.placement.devices[0].platform
-    identity = score_table.identity(
-        request.plan,
-        model=denoiser.fingerprint,
-        data=data.fingerprint(request.source, request.index, captions=denoiser.takes_text),
-        images=len(request.index),
-        transform=request.transform.name,
-        seed=request.seed,
-        precision=PRECISION,
-        code=__version__,
-    )
-    micro_batch = request.options.micro_batch or micro_batch_of(denoiser, platform)
+    facts: JsonObject = {
+        "model": denoiser.fingerprint,
+        "data": data.fingerprint(request.source, request.index, captions=denoiser.takes_text),
+        "images": len(request.index),
+        "transform": request.transform.name,
+        "seed": request.seed,
+        "precision": PRECISION,
+        "code": __version__,
+    }
+    micro_batch = request.options.micro_batch or micro_batch_of(denoiser, request.placement.devices[0].platform)
+    identity = score_table.identity(request.plan, facts)
     score_table.open_manifest(request.directory, identity, micro_batch, denoiser.schedule)
 
 
-def _begin(request: _Request) -> _Run:
-    """Read what the table has, and open what this process adds to it."""
-    directory, plan, index, options = request.directory, request.plan, request.index, request.options
-    process, processes = jax.process_index(), jax.process_count()
-    status = score_table.rows_done(directory, len(plan.units), len(request.source))
-    micro_batch = options.micro_batch or score_table.read_manifest(directory)["micro_batch"]
-    mine = images_of_process(status, index, micro_batch * len(request.placement.devices), process, processes)
-    needed = np.array([unit.queries for unit in plan.units]) @ (status < 0)
-    partials = score_table.partials(directory)
-    for partial in partials:  # with another micro-batch their units are asked from the start
-        if len(partial.index) == micro_batch * len(request.placement.devices):
-            rows = partial.index[partial.usable]
-            needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
-    allowance = query_ledger.allowance(directory, options.budget, needed, index, mine, processes)
-    writer = ShardWriter(directory, process)
-    progress = Progress(int(needed[mine].sum()), options.silent or process > 0, on_rate=options.on_rate)
-    ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
-    runner = CallRunner(
-        request.denoiser, request.placement, ledger, seed=request.seed, retry=options.retry, say=progress.say
-    )
-    storage = TableStorage(plan, status, writer, ledger, progress, options.shard_seconds, partials)
-    images = Images(request.source, request.transform)
-    return _Run(request, mine, micro_batch, images, runner, storage, ledger, progress)
+class _Run:
+    """What one process does to finish the table: first it reads what the table has."""
 
+    def __init__(self, request: _Request):
+        directory, plan, index, options = request.directory, request.plan, request.index, request.options
+        process, processes = jax.process_index(), jax.process_count()
+        status = score_table.rows_done(directory, len(plan.units), len(request.source))
+        self.request = request
+        self.micro_batch = options.micro_batch or score_table.read_manifest(directory)["micro_batch"]
+        self.mine = images_of_process(status, index, self._batch_size, process, processes)
+        needed = np.array([unit.queries for unit in plan.units]) @ (status < 0)
+        partials = score_table.partials(directory)
+        for partial in partials:  # with another micro-batch their units are asked from the start
+            if len(partial.index) == self._batch_size:
+                rows = partial.index[partial.usable]
+                needed[rows] -= unit_progress.queries_stored(partial, plan) * (status[partial.unit, rows] < 0)
+        allowance = query_ledger.allowance(directory, options.budget, needed, index, self.mine, processes)
+        writer = ShardWriter(directory, process)
+        self.progress = Progress(
+            int(needed[self.mine].sum()), options.silent or process > 0, on_rate=request.hooks.on_rate
+        )
+        self.ledger = Ledger(directory, process, len(request.source), allowance, options.budget)
+        say = self.progress.say
+        self.runner = CallRunner(
+            request.denoiser, request.placement, self.ledger, seed=request.seed, retry=options.retry, say=say
+        )
+        self.storage = TableStorage(plan, status, writer, self.ledger, self.progress, options.shard_seconds, partials)
+        self.images = Images(request.source, request.transform)
 
-def _finish(run: _Run) -> None:
-    """Score what is missing among this process's images, in smaller batches where memory ends."""
-    directory, progress = run.request.directory, run.progress
-    if not len(run.mine):
-        run.ledger.close()
-        return
-    micro_batch = run.micro_batch
-    with progress, jax.default_matmul_precision(PRECISION), contextlib.closing(run.ledger):
-        run.storage.flush()
-        progress.say(run.request.plan.describe(len(run.request.index)))
-        while True:
-            try:
-                _score_missing(run, micro_batch)
-            except jax.errors.JaxRuntimeError as error:
-                if not out_of_memory(error) or micro_batch == 1:
-                    raise
-                micro_batch //= 2
-                if jax.process_index() == 0:  # others that run out of memory too would write the same file
-                    manifest = score_table.read_manifest(directory)
-                    score_table.write_manifest(directory, {**manifest, "micro_batch": micro_batch})
-                progress.say(f"out of memory: continuing with a micro-batch of {micro_batch}")
-            else:
+    @property
+    def _batch_size(self) -> int:
+        return self.micro_batch * len(self.request.placement.devices)
+
+    def finish(self) -> None:
+        """Score what is missing among this process's images, in smaller batches where memory ends."""
+        with contextlib.closing(self.ledger):
+            if not len(self.mine):
                 return
+            with self.progress, jax.default_matmul_precision(PRECISION):
+                self.storage.flush()
+                self.progress.say(self.request.plan.describe(len(self.request.index)))
+                while not self._fits():
+                    self._halve_micro_batch()
 
+    def _fits(self) -> bool:
+        """Score what is missing; return False if that ran out of memory and a smaller micro-batch may help."""
+        try:
+            self._score_missing()
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error) or self.micro_batch == 1:
+                raise
+            return False
+        return True
 
-def _score_missing(run: _Run, micro_batch: int) -> None:
-    """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
-    traceable = run.request.denoiser.traceable
-    under_way: collections.deque[UnitProgress] = collections.deque()
-    # A plain function has answered when it returns, and does not compile.
-    most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if traceable else (0, 0)
+    def _halve_micro_batch(self) -> None:
+        self.micro_batch //= 2
+        if jax.process_index() == 0:  # others that run out of memory too would write the same file
+            manifest = score_table.read_manifest(self.request.directory)
+            score_table.write_manifest(self.request.directory, {**manifest, "micro_batch": self.micro_batch})
+        self.progress.say(f"out of memory: continuing with a micro-batch of {self.micro_batch}")
 
-    def store(leave: int) -> None:
-        while len(under_way) > leave:
-            if not run.storage.add(under_way.popleft()):
-                refuse_unanswered(run.storage.status, run.request.counted, run.images.unreadable)
+    def _score_missing(self) -> None:
+        """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
+        under_way: collections.deque[UnitProgress] = collections.deque()
+        # A plain function has answered when it returns, and does not compile.
+        most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if self.request.denoiser.traceable else (0, 0)
 
-    try:
-        for number, (units, batch) in enumerate(_batches(run, micro_batch)):
-            if number == first_measured:
-                store(leave=0)
-                run.progress.compiled()
-            for unit in units:
-                under_way.append(_ask(run, unit, batch, before_noting=lambda: store(leave=0)))
-                store(leave=most_under_way)
-        store(leave=0)
-    except Exception:
-        with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError, OSError):  # the first error is raised
+        def store(leave: int) -> None:
+            while len(under_way) > leave:
+                if not self.storage.add(under_way.popleft()):
+                    refuse_unanswered(self.storage.status, self.request.counted, self.images.unreadable)
+
+        try:
+            for number, (units, batch) in enumerate(self._batches()):
+                if number == first_measured:
+                    store(leave=0)
+                    self.progress.compiled()
+                for unit in units:
+                    under_way.append(self._ask(unit, batch, before_noting=lambda: store(leave=0)))
+                    store(leave=most_under_way)
             store(leave=0)
-        raise
-    finally:  # also when interrupted
-        with contextlib.suppress(OSError) if sys.exc_info()[0] else contextlib.nullcontext():
-            run.storage.flush()
+        except Exception:
+            with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError, OSError):  # the first error is raised
+                store(leave=0)
+            raise
+        finally:  # also when interrupted
+            with contextlib.suppress(OSError) if sys.exc_info()[0] else contextlib.nullcontext():
+                self.storage.flush()
 
+    def _ask(self, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> UnitProgress:
+        """Make all calls of a unit on a batch that were not stored before; what is answered is noted now and then.
 
-def _ask(run: _Run, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> UnitProgress:
-    """Make all calls of a unit on a batch that were not stored before; what is answered by then is noted now and then.
+        Args:
+          number: of the unit.
+          batch: the images.
+          before_noting: called before an unfinished unit is noted.
+        """
+        plan, storage = self.request.plan, self.storage
+        self.progress.what = plan.units[number].name
+        unit = unit_progress.begin(number, plan, batch, storage.find(number, batch))
+        # A network answers while more is asked: note what was asked before. A function may fail at any call.
+        traceable, recent = self.request.denoiser.traceable, collections.deque([unit])
+        while unit.stack:
+            unit = self.runner.advance(unit, plan.trees, storage.calls_at_once if traceable else 1)
+            recent.append(unit)
+            if unit.stack and len(recent) > 1 + traceable:
+                before_noting()
+                before, after = recent.popleft(), recent[0]
+                storage.note(after, len(after.numbers) - len(before.numbers))
+        return unit
 
-    Args:
-      run: the run.
-      number: of the unit.
-      batch: the images.
-      before_noting: called before an unfinished unit is noted.
-    """
-    plan, storage = run.request.plan, run.storage
-    run.progress.what = plan.units[number].name
-    unit = unit_progress.begin(number, plan, batch, storage.find(number, batch))
-    # A network answers while more is asked: note what was asked before. A function may fail at any call.
-    traceable, recent = run.request.denoiser.traceable, collections.deque([unit])
-    while unit.stack:
-        unit = run.runner.advance(unit, plan.trees, storage.calls_at_once if traceable else 1)
-        recent.append(unit)
-        if unit.stack and len(recent) > 1 + traceable:
-            before_noting()
-            before, after = recent.popleft(), recent[0]
-            storage.note(after, len(after.numbers) - len(before.numbers))
-    return unit
-
-
-def _batches(run: _Run, micro_batch: int) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
-    """Batches of images that miss the same units, and those units."""
-    placement, conditions = run.request.placement, {call.condition for call in _calls(run.request.plan)}
-    for units, rows in missing_groups(run.storage.status, run.mine):
-        for batch in run.images.batches(rows, micro_batch * len(placement.devices)):
-            yield units, run.runner.prepare(batch, conditions)
+    def _batches(self) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
+        """Batches of images that miss the same units, and those units."""
+        conditions = {call.condition for call in _calls(self.request.plan)}
+        for units, rows in missing_groups(self.storage.status, self.mine):
+            for batch in self.images.batches(rows, self._batch_size):
+                yield units, self.runner.prepare(batch, conditions)
 
 
 def _calls(plan: Plan) -> Iterator[Call]:
@@ -325,15 +330,10 @@ def _calls(plan: Plan) -> Iterator[Call]:
 def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
     for call in _calls(plan):
         if call.condition not in denoiser.conditions:
-            raise ValueError(
-                f"{call} asks under the condition {call.condition!r}, which {denoiser.name} does not offer; expected "
-                f"one of {', '.join(denoiser.conditions)}"
-            )
+            offered = ", ".join(denoiser.conditions)
+            raise ValueError(f"{call} needs the condition {call.condition!r}, {denoiser.name} offers only {offered}")
         if denoiser.mask_fn is not None and isinstance(call, Whole):
-            raise ValueError(
-                f"attack {call.attack} computes its own norms, which cannot be restricted to the mask of "
-                f"{denoiser.name}: expected one that is made of calls, or no --latent_weighting"
-            )
+            raise ValueError(f"attack {call.attack} computes its own norms: no --latent_weighting can be applied")
 
 
 def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) -> None:

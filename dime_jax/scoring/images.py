@@ -71,9 +71,6 @@ def images_of_process(
       process: which one this is, from 0.
       processes: how many there are.
     """
-    batches = [
-        group.rows[start : start + batch_size]
-        for group in missing_groups(status, index)
-        for start in range(0, len(group.rows), batch_size)
-    ]
+    groups = [group.rows for group in missing_groups(status, index)]
+    batches = [rows[start : start + batch_size] for rows in groups for start in range(0, len(rows), batch_size)]
     return np.concatenate([np.zeros(0, np.int64), *batches[process::processes]])

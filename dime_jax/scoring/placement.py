@@ -70,11 +70,7 @@ class Placement(NamedTuple):
 def choose_placement(denoiser: Denoiser, devices: Sequence[jax.Device] | None) -> Placement:
     """The given devices, or all of this process, as far as the model can be on them."""
     devices = devices or jax.local_devices()
-    if not denoiser.traceable or _is_spread(denoiser):
+    arrays = [leaf for leaf in jax.tree.leaves(denoiser.params) if isinstance(leaf, jax.Array)]
+    if not denoiser.traceable or any(len(array.sharding.device_set) > 1 for array in arrays):
         return Placement(devices[:1], None)
     return Placement(devices, data_mesh(devices))
-
-
-def _is_spread(denoiser: Denoiser) -> bool:
-    leaves = jax.tree.leaves(denoiser.params)
-    return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in leaves)

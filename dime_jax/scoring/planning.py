@@ -135,11 +135,10 @@ def grid_jobs(
     jobs = [job for attack in chosen for job in _tier_jobs(attack, profile, budgets, settings)]
     kept = [job for job in jobs if most is None or job.queries <= most]
     if not kept:
-        cheapest = min((job for attack in chosen for job in _all_jobs(attack, profile, settings)), key=_cost)
-        raise ValueError(
-            f"expected at least {cheapest.queries} queries per image, the cost of the cheapest attack asked for "
-            f"({cheapest.attack.name}), got {max(budgets or [most or 0])}"
-        )
+        offered = (job for attack in chosen for job in _all_jobs(attack, profile, settings))
+        cheapest = min(offered, key=lambda job: job.queries)
+        least, name = cheapest.queries, cheapest.attack.name
+        raise ValueError(f"queries per image must be >= {least}, the cost of {name}, got {max(budgets or [most or 0])}")
     return kept
 
 
@@ -159,7 +158,7 @@ def left_out(
     for name in attack_names(conditions) if attacks is None else attacks:
         jobs = _all_jobs(get_attack(name), profile, settings)
         if name not in kept:
-            lines.append(f"{name} is left out: it costs at least {min(map(_cost, jobs))} queries per image")
+            lines.append(f"{name} is left out: it costs at least {min(job.queries for job in jobs)} queries per image")
         elif not get_attack(name).tiers and kept[name] < len(jobs):
             lines.append(f"{name} is asked at {kept[name]} of its {len(jobs)} settings: the others cost more queries")
     return lines
@@ -181,10 +180,6 @@ def _tier_jobs(
 def _all_jobs(attack: Attack, profile: str, settings: Sequence[Setting] | None) -> list[Job]:
     tiers: tuple[int | None, ...] = attack.tiers or (None,)
     return [Job(attack, setting) for tier in tiers for setting in _replaced(attack.settings(profile, tier), settings)]
-
-
-def _cost(job: Job) -> int:
-    return job.queries
 
 
 def check_offered(attacks: Iterable[Attack], conditions: Collection[str]) -> None:
@@ -220,9 +215,7 @@ def row_labels(jobs: Iterable[Job]) -> list[str]:
 
 def _replaced(grid: Sequence[Setting], settings: Sequence[Setting] | None) -> list[Setting]:
     """The grid with some parameters replaced, without repeats."""
-    changed = [
-        {**setting, **{k: v for k, v in new.items() if k in setting}} for new in settings or [{}] for setting in grid
-    ]
+    changed = [{name: new.get(name, one[name]) for name in one} for new in settings or [{}] for one in grid]
     return list({tuple(sorted(setting.items())): setting for setting in changed}.values())
 
 

@@ -74,27 +74,22 @@ class Ledger:
     def debit(self, index: np.ndarray) -> None:
         """Enter one query about each of these images, or raise BudgetExceeded and enter none; from any thread."""
         with self._lock:
-            self._debit(index)
-
-    def _debit(self, index: np.ndarray) -> None:
-        if self._allowance is not None and self.debited + len(index) > self._allowance:
-            raise BudgetExceeded(
-                f"the query budget is used up: expected at most {self._allowance} more queries, "
-                f"{self.debited} were made and {len(index)} more are needed"
-            )
-        images = index[index != NO_IMAGE]
-        if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
-            raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
-        left = entry = np.asarray(index, _ENTRY).tobytes()
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            raise LedgerUnwritable(error.errno, f"cannot write: {error.strerror}", str(self._path)) from None
-        self._hash.update(entry)
-        self._entered += len(index)
-        self._spent[images] += 1
-        self.debited += len(index)
+            if self._allowance is not None and self.debited + len(index) > self._allowance:
+                rest = self._allowance - self.debited
+                raise BudgetExceeded(f"the query budget is used up: {len(index)} more are needed, {rest} are left")
+            images = index[index != NO_IMAGE]
+            if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
+                raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
+            left = entry = np.asarray(index, _ENTRY).tobytes()
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError as error:
+                raise LedgerUnwritable(error.errno, f"cannot write: {error.strerror}", str(self._path)) from None
+            self._hash.update(entry)
+            self._entered += len(index)
+            self._spent[images] += 1
+            self.debited += len(index)
 
     @property
     def state(self) -> State:

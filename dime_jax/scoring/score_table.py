@@ -20,7 +20,6 @@ those of its shards (see `digests`). All are checked before the Parquet reader, 
 """
 
 import dataclasses
-import io
 import json
 import os
 import pathlib
@@ -45,39 +44,15 @@ OK, NOT_FINITE, UNREADABLE = 0, 1, 2
 _SCORES, _SCHEDULE, _TERMS = "scores.parquet", "schedule.npz", "terms.npz"
 
 
-def identity(
-    plan: Plan, *, model: str, data: str, images: int, transform: str, seed: int, precision: str, code: str
-) -> JsonObject:
-    """Return what a table is of: everything that its numbers depend on.
-
-    Args:
-      plan: the calls and readings.
-      model: its fingerprint.
-      data: fingerprint of the images.
-      images: how many there are.
-      transform: name of their preprocessing.
-      seed: of all draws.
-      precision: of matrix products.
-      code: version of this package.
-    """
+def identity(plan: Plan, facts: JsonObject) -> JsonObject:
+    """Return what a table is of: the plan, and all other facts that its numbers depend on."""
     files = modules.files_of(job.attack.name for job in plan.jobs)
-    return {
-        "model": model,
-        "data": data,
-        "images": images,
-        "transform": transform,
-        "seed": seed,
-        "precision": precision,
-        "code": code,
-        "settings": [[unit.name, [str(reading) for reading in unit.readings]] for unit in plan.units],
-        **({"attack_files": files} if files else {}),
-    }
+    settings = [[unit.name, [str(reading) for reading in unit.readings]] for unit in plan.units]
+    return {**facts, "settings": settings, **({"attack_files": files} if files else {})}
 
 
-def open_manifest(
-    directory: pathlib.Path, identity: JsonObject, micro_batch: int, schedule: NoiseSchedule
-) -> JsonObject:
-    """The manifest of a new table, or that of the table to continue if it has this identity; call it locked.
+def open_manifest(directory: pathlib.Path, identity: JsonObject, micro_batch: int, schedule: NoiseSchedule) -> None:
+    """Begin a new table, or check that the table to continue has this identity; call it locked.
 
     Args:
       directory: of the table.
@@ -99,16 +74,13 @@ def open_manifest(
         if not all(np.array_equal(there[name], table) for name, table in fields.items()):
             raise ValueError(f"cannot continue the score table {directory}: the model's noise schedule has changed")
         _drop_unfinished(sealed)
-        return sealed.contents
+        return
     evidence = [*directory.glob(_SCORES), *shards.shards_in(directory), *query_ledger.ledgers(directory)]
     if evidence:
         raise Damaged(f"{path} is missing, and {evidence[0].name} goes with it")
-    tables = io.BytesIO()
-    np.savez(tables, allow_pickle=False, **fields)
-    _files.write_atomically(directory / _SCHEDULE, tables.getvalue())
+    _files.write_atomically(directory / _SCHEDULE, digests.dump_arrays(fields))
     manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}
-    _files.write_atomically(path, digests.seal(manifest, digests.digests_of(directory, [_SCHEDULE])))
-    return manifest
+    digests.write(path, manifest, [_SCHEDULE])
 
 
 def write_manifest(directory: pathlib.Path, manifest: JsonObject) -> None:
@@ -168,12 +140,10 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
         if not np.array_equal(np.sort(order), np.arange(units * len(index))):
             raise ValueError(f"{directory}: expected {units * len(index)} rows, each once, got {len(order)}")
         seconds = sum(shards.seconds(content) for content in _finished_shards(sealed).values())
-        _files.write_atomically(
-            directory / _SCORES, shards.encode(table.take(np.argsort(order)).replace_schema_metadata(None))
-        )
+        rows = table.take(np.argsort(order)).replace_schema_metadata(None)
+        _files.write_atomically(directory / _SCORES, shards.encode(rows))
         names = [_SCHEDULE, _SCORES, *(path.name for path in query_ledger.ledgers(directory))]
-        manifest = {**sealed.contents, "seconds": seconds}
-        _files.write_atomically(sealed.path, digests.seal(manifest, digests.digests_of(directory, names)))
+        digests.write(sealed.path, {**sealed.contents, "seconds": seconds}, names)
     # Also those that a kill left behind.
     for path in (*shards.shards_in(directory), *shards.partials_in(directory), *shards.lists_in(directory)):
         path.unlink()
@@ -185,10 +155,9 @@ def store_own_terms(directory: pathlib.Path, jobs: Sequence[Job]) -> None:
     foreign = [job for job in jobs if job.attack is not BUILT_IN.get(job.attack.name)]
     if not foreign or _TERMS in sealed.digests:
         return
-    table, buffer = read_table(directory), io.BytesIO()
+    table, names = read_table(directory), np.array([_job_name(job) for job in foreign])
     terms = {f"terms_{number}": table.terms(job) for number, job in enumerate(foreign)}
-    np.savez(buffer, allow_pickle=False, jobs=np.array([_job_name(job) for job in foreign]), **terms)
-    _files.write_atomically(directory / _TERMS, buffer.getvalue())
+    _files.write_atomically(directory / _TERMS, digests.dump_arrays({"jobs": names, **terms}))
     named = {**sealed.digests, **digests.digests_of(directory, [_TERMS])}
     _files.write_atomically(sealed.path, digests.seal(sealed.contents, named))
 
@@ -245,9 +214,7 @@ class ScoreTable:
         recipe = job.recipe
         missing = [str(reading) for reading in recipe.readings if str(reading) not in self.readings]
         if missing:
-            raise ValueError(
-                f"{self.directory} does not hold {job.attack.name} at {dict(job.setting)}: no {missing[0]}"
-            )
+            raise ValueError(f"{self.directory} has no {job.attack.name} at {dict(job.setting)}: no {missing[0]}")
         readings = np.stack([self.readings[str(r)] for r in recipe.readings]).astype(np.float64)
         return np.asarray(recipe.assemble(readings))
 
@@ -264,17 +231,12 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
         raise ValueError(f"{directory} is not complete: run the scoring again to finish it")
     manifest, table = sealed.contents, _read_rows(sealed)
     units = manifest["identity"]["settings"]
-    shape = (len(units), -1)
-    status = shards.column(table, "status").reshape(shape)
+    status = shards.column(table, "status").reshape(len(units), -1)
+    flat = table.column("readings").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    ends = np.cumsum([len(names) * status.shape[1] for _, names in units])
     readings: dict[str, np.ndarray] = {}
-    offsets = table.column("readings").combine_chunks()
-    flat = offsets.flatten().to_numpy(zero_copy_only=False)
-    start = 0
-    for _, names in units:
-        size = len(names) * status.shape[1]
-        columns = flat[start : start + size].reshape(status.shape[1], len(names)).T
-        readings.update(zip(names, columns))
-        start += size
+    for (_, names), values in zip(units, np.split(flat, ends[:-1])):
+        readings.update(zip(names, values.reshape(status.shape[1], len(names)).T))
     rows = table.slice(0, status.shape[1])
     return ScoreTable(
         directory,
@@ -289,11 +251,8 @@ def read_table(directory: str | os.PathLike[str]) -> ScoreTable:
 
 
 def _check_same(directory: pathlib.Path, was: JsonObject, now: JsonObject) -> None:
-    differences = [
-        f"{key} was {was.get(key)!r}, now {now.get(key)!r}"
-        for key in {**was, **now}
-        if key != "settings" and was.get(key) != now.get(key)
-    ]
+    changed = [key for key in {**was, **now} if key != "settings" and was.get(key) != now.get(key)]
+    differences = [f"{key} was {was.get(key)!r}, now {now.get(key)!r}" for key in changed]
     before, after = _readings(was), _readings(now)
     if before != after:
         lost, new = sorted(before - after), sorted(after - before)
@@ -342,9 +301,9 @@ def _check_lists(sealed: Sealed) -> None:
 
 def _check_ledgers(sealed: Sealed, images: int) -> None:
     """Require that the ledgers begin with what the processes' lists say, and are about images of the source."""
-    directory, complete = sealed.path.parent, _is_complete(sealed)
+    directory = sealed.path.parent
     noted = dict.fromkeys(query_ledger.ledgers(directory), query_ledger.State(0, digests.digest(b"")))
-    for path in [] if complete else shards.lists_in(directory):
+    for path in [] if _is_complete(sealed) else shards.lists_in(directory):
         noted[query_ledger.ledger_path(directory, path.stem)] = query_ledger.State(**digests.read(path).contents)
     for ledger, state in noted.items():
         query_ledger.check(ledger, state, images)

@@ -3,7 +3,6 @@
 import io
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,16 +24,6 @@ SCHEMA = pa.schema(
 _SECONDS = b"seconds"
 
 
-class Rows(NamedTuple):
-    """One unit's answers about some images: readings [r, n]."""
-
-    unit: int
-    index: np.ndarray  # type: ignore[assignment]  # int64 [n], positions in the source
-    ids: Sequence[str]
-    status: np.ndarray
-    readings: np.ndarray
-
-
 class ShardWriter:
     """Collects rows and writes them as shards; one writer per process.
 
@@ -45,18 +34,17 @@ class ShardWriter:
         self._shards = directory / "shards"
         self._shards.mkdir(exist_ok=True)
         self._process = process
-        self._number = 1 + max(
-            (int(p.stem.split("-")[1]) for p in self._shards.glob(f"{process}-*.parquet")), default=-1
-        )
-        self._rows: list[Rows] = []
+        numbers = [int(path.stem.split("-")[1]) for path in self._shards.glob(f"{process}-*.parquet")]
+        self._number = 1 + max(numbers, default=-1)
+        self._rows: list[pa.Table] = []
         self._list = self._shards / f"{process}.json"
         named = dict(digests.read(self._list).digests) if self._list.exists() else {}
         self._finished = {name: digest for name, digest in named.items() if not is_partial(name)}
         self._partial = {name: digest for name, digest in named.items() if is_partial(name)}
         self._written = b""
 
-    def add(self, rows: Rows) -> None:
-        """Keep rows for the next shard."""
+    def add(self, rows: pa.Table) -> None:
+        """Hold rows (`rows_of`) for the next shard."""
         self._rows.append(rows)
 
     def flush(self, seconds: float, ledger: query_ledger.State, partial: bytes | None = None) -> None:
@@ -68,8 +56,7 @@ class ShardWriter:
           partial: a unit in the middle (`unit_progress`), in place of the one before; None to leave that one.
         """
         if self._rows:
-            table = pa.concat_tables([_to_arrow(rows) for rows in self._rows])
-            content = encode(table.replace_schema_metadata({_SECONDS: repr(seconds)}))
+            content = encode(pa.concat_tables(self._rows).replace_schema_metadata({_SECONDS: repr(seconds)}))
             name = f"{self._process}-{self._number:06d}.parquet"
             files.write_atomically(self._shards / name, content)
             self._finished[name] = digests.digest(content)
@@ -109,15 +96,24 @@ def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted((directory / "shards").glob("*.json"))
 
 
-def _to_arrow(rows: Rows) -> pa.Table:
-    count, images = rows.readings.shape
+def rows_of(unit: int, index: np.ndarray, ids: Sequence[str], status: np.ndarray, readings: np.ndarray) -> pa.Table:
+    """Return one unit's answers about some images as rows of the table.
+
+    Args:
+      unit: its number.
+      index: positions of the images in the source, int64 [n].
+      ids: of the images.
+      status: of the answers [n].
+      readings: [r, n].
+    """
+    count, images = readings.shape
     offsets = np.arange(images + 1, dtype=np.int32) * count
     columns = [
-        pa.array(np.full(images, rows.unit, np.int32)),
-        pa.array(rows.index),
-        pa.array(rows.ids, pa.string()),
-        pa.array(rows.status.astype(np.int8)),
-        pa.ListArray.from_arrays(offsets, np.ascontiguousarray(rows.readings.T, np.float32).reshape(-1)),
+        pa.array(np.full(images, unit, np.int32)),
+        pa.array(index),
+        pa.array(ids, pa.string()),
+        pa.array(status.astype(np.int8)),
+        pa.ListArray.from_arrays(offsets, np.ascontiguousarray(readings.T, np.float32).reshape(-1)),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 

@@ -14,7 +14,7 @@ from dime_jax.scoring.placement import PlacedBatch
 from dime_jax.scoring.planning import Plan, Unit
 from dime_jax.scoring.query_ledger import Ledger
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE
-from dime_jax.scoring.shards import Rows, ShardWriter
+from dime_jax.scoring.shards import ShardWriter, rows_of
 from dime_jax.scoring.unit_progress import StoredProgress, UnitProgress, encode
 
 
@@ -82,7 +82,7 @@ class TableStorage:
         status = np.where(batch.usable, np.where(finite, OK, NOT_FINITE), UNREADABLE)
         real = batch.index >= 0
         rows, ids = batch.index[real], [batch.ids[i] for i in np.flatnonzero(real)]
-        self._writer.add(Rows(unit.number, rows, ids, status[real], readings[:, real]))
+        self._writer.add(rows_of(unit.number, rows, ids, status[real], readings[:, real]))
         self.status[unit.number, rows] = status[real]
         queries = (planned.queries - unit.resumed) * int(batch.usable.sum())
         self._progress.advance(queries, planned.name, measured=unit.at_full_speed)
@@ -120,13 +120,12 @@ def refuse_unanswered(status: np.ndarray, counted: np.ndarray, unreadable: Mappi
       unreadable: why images of this process could not be read, by id.
     """
     worst = status.max(axis=0)[counted]
-    counts = {
-        what: int(np.sum(worst == code)) for what, code in (("not finite", NOT_FINITE), ("unreadable", UNREADABLE))
-    }
+    kinds = {"not finite": NOT_FINITE, "unreadable": UNREADABLE}
+    counts = {what: int(np.sum(worst == code)) for what, code in kinds.items()}
 
     def why() -> str:
-        kinds = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        found = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
         example = f", such as {next(iter(unreadable.items()))}" if unreadable else ""
-        return f" so far ({kinds}{example}); stopped"
+        return f" so far ({found}{example}); stopped"
 
     refuse_too_many(sum(counts.values()), len(counted), "images without an answer", why)

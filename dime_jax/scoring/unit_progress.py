@@ -4,7 +4,6 @@ A unit may be hundreds of calls long, so it is stored when time is up and not on
 come start from is stored with it, so that nothing is asked twice.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -103,18 +102,15 @@ def encode(unit: UnitProgress, plan: Plan) -> bytes | None:
     if known:
         readings[:] = jax.device_get(known)
     leaves = [jax.tree.leaves(state) for state in jax.device_get(states)]
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        allow_pickle=False,
-        numbers=np.array([unit.number, len(unit.numbers)]),
-        stack=np.array(stack, np.int64).reshape(-1, 2),
-        index=unit.batch.index,
-        usable=unit.batch.usable,
-        readings=readings,
+    arrays = {
+        "numbers": np.array([unit.number, len(unit.numbers)]),
+        "stack": np.array(stack, np.int64).reshape(-1, 2),
+        "index": unit.batch.index,
+        "usable": unit.batch.usable,
+        "readings": readings,
         **{f"state_{i}_{j}": leaf for i, state in enumerate(leaves) for j, leaf in enumerate(state)},
-    )
-    return buffer.getvalue()
+    }
+    return digests.dump_arrays(arrays)
 
 
 def decode(sealed: digests.Sealed, name: str) -> StoredProgress:

@@ -27,12 +27,10 @@ class TrainingCheckpoints:
         context = ocp.Context()
         context.array.saving.use_compression = False  # weights do not compress
         self._directory = Path(directory).absolute()
+        policy = ocp.training.preservation_policies.LatestN(keep)
         with one_line(self._directory, "used for training states"):
             self._checkpointer = ocp.training.Checkpointer(
-                self._directory,
-                context=context,
-                preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-                cleanup_tmp_directories=True,
+                self._directory, context=context, preservation_policy=policy, cleanup_tmp_directories=True
             )
 
     def __enter__(self) -> "TrainingCheckpoints":

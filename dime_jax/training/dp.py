@@ -71,8 +71,7 @@ class Privacy:
         validate.check_positive(self.epsilon, "epsilon")
         validate.check_at_least(self.steps, 1, "steps")
         validate.check_positive(self.clip_norm, "clip_norm")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+        validate.check_unit(self.delta, "delta")
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
@@ -113,13 +112,9 @@ def calibrated_noise(privacy: Privacy, probability: float) -> float:
         if high <= LEAST_NOISE:
             return LEAST_NOISE
     interval = dp_accounting.ExplicitBracketInterval(high / 2, high)
+    event = functools.partial(_event, probability=probability, steps=privacy.steps)
     z = dp_accounting.calibrate_dp_mechanism(
-        pld.PLDAccountant,
-        lambda z: _event(z, probability, privacy.steps),
-        privacy.epsilon,
-        privacy.delta,
-        interval,
-        tol=_NOISE_TOLERANCE,
+        pld.PLDAccountant, event, privacy.epsilon, privacy.delta, interval, tol=_NOISE_TOLERANCE
     )
     return float(np.ceil(z / _NOISE_TOLERANCE) * _NOISE_TOLERANCE)  # up, so that rounding errs to the private side
 
@@ -243,33 +238,22 @@ def dp_method(recipe: TrainingRecipe, count: int, privacy: Privacy, *, microbatc
     """
     batches = _batches_for(recipe, count, privacy.steps)
     if privacy.delta >= 1 / count:
-        warnings.warn(
-            f"delta={privacy.delta:g} is not below 1/n for n={count} images: publishing one of them would be allowed",
-            stacklevel=2,
-        )
+        reason = "publishing one of them would be allowed"
+        warnings.warn(f"delta={privacy.delta:g} is not below 1/n for n={count} images: {reason}", stacklevel=2)
     z = calibrated_noise(privacy, recipe.batch_size / count)
     if recipe.steps > privacy.steps:
         spent = spent_epsilon(z, recipe.batch_size / count, recipe.steps, privacy.delta)
-        raise ValueError(
-            f"expected steps={recipe.steps} <= {privacy.steps}, for which the budget epsilon={privacy.epsilon:g} is: "
-            f"they would spend {spent:.3g}"
-        )
+        budget = f"{privacy.steps} for epsilon={privacy.epsilon:g}"
+        raise ValueError(f"steps must be <= {budget}, got {recipe.steps}, which would spend {spent:.3g}")
     stddev = z * privacy.clip_norm / recipe.batch_size
+    clip = functools.partial(clipped_gradient, clip_norm=privacy.clip_norm, batch_size=recipe.batch_size)
 
     def gradient(
         stddev: jax.Array, losses: ImageLosses, params: PyTree, noised: NoisedExamples, key: jax.Array
     ) -> Gradient:
-        dropout_key, noise_key = jax.random.split(key)
-        loss, total = clipped_gradient(
-            losses,
-            params,
-            noised,
-            dropout_key,
-            clip_norm=privacy.clip_norm,
-            batch_size=recipe.batch_size,
-            microbatch=microbatch,
-        )
-        return Gradient(loss, add_noise(total, stddev, noise_key))
+        dropout, noise = jax.random.split(key)
+        loss, total = clip(losses, params, noised, dropout, microbatch=microbatch)
+        return Gradient(loss, add_noise(total, stddev, noise))
 
     promise = ", ".join(f"{name}={value:g}" for name, value in dataclasses.asdict(privacy).items())
     name = f"dp-sgd, {promise}, noise_multiplier={z:g}, rows={batches.shape[1]}"

@@ -60,15 +60,11 @@ class TrainingOptions:
     silent: bool = False
 
     def __post_init__(self) -> None:
-        validate.check_at_least(self.log_every, 1, "log_every")
-        validate.check_at_least(self.save_every, 1, "save_every")
-        validate.check_at_least(self.sample_every, 0, "sample_every")
-        validate.check_at_least(self.snapshot_every, 0, "snapshot_every")
-        for name in ("save_every", "sample_every", "snapshot_every"):
-            if getattr(self, name) % self.log_every:
-                raise ValueError(
-                    f"expected {name}={getattr(self, name)} to be a multiple of log_every={self.log_every}"
-                )
+        for name, least in (("log_every", 1), ("save_every", 1), ("sample_every", 0), ("snapshot_every", 0)):
+            every = getattr(self, name)
+            validate.check_at_least(every, least, name)
+            if every % self.log_every:
+                raise ValueError(f"{name} must be a multiple of log_every={self.log_every}, got {every}")
 
 
 def train(

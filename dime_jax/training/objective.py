@@ -51,13 +51,9 @@ def noise_examples(
     t = jax.random.randint(as_key(keys.t), images.shape[:1], 0, schedule.num_steps)
     noise = jax.random.normal(as_key(keys.noise), images.shape)
     sqrt_abar, sigma = per_image(schedule.sqrt_abar(t), images), per_image(schedule.sigma(t), images)
-    targets = {
-        "epsilon": lambda: noise,
-        "sample": lambda: images,
-        "v_prediction": lambda: sqrt_abar * noise - sigma * images,
-    }
+    targets = {"epsilon": noise, "sample": images, "v_prediction": sqrt_abar * noise - sigma * images}
     x = schedule.noised(images, noise, t)
-    return NoisedExamples(x, t, targets[prediction](), examples.condition, examples.mask)
+    return NoisedExamples(x, t, targets[prediction], examples.condition, examples.mask)
 
 
 def image_losses(network: nn.Module, constants: PyTree) -> ImageLosses:

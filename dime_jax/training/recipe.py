@@ -43,8 +43,7 @@ class TrainingRecipe:
         validate.check_at_least(self.warmup_steps, 0, "warmup_steps")
         validate.check_positive(self.clip_norm, "clip_norm")
         validate.check_choice(self.compute_dtype, COMPUTE_DTYPES, "compute_dtype")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"expected 0 <= ema_decay < 1, got ema_decay={self.ema_decay}")
+        validate.check_unit(self.ema_decay, "ema_decay", "[)")
 
     def identity(self) -> JsonObject:
         """What may not change when a run is continued: all but the number of steps."""

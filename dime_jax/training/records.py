@@ -13,7 +13,6 @@ from dime_jax import models
 from dime_jax._util import files
 from dime_jax._util.progress import Progress
 from dime_jax._util.typing import JsonObject, PyTree
-from dime_jax.core.denoiser import Denoiser
 from dime_jax.guards import samples
 from dime_jax.report import figures
 
@@ -92,22 +91,15 @@ def draw_loss(directory: pathlib.Path) -> None:
     lines = read_records(directory)
     with figures.style():
         figure, axes = figures.new_figure(1, 1, height=2.4, width=figures.DOUBLE_COLUMN / 2)
-        axes[0, 0].plot(
-            [line["step"] for line in lines], [line["loss"] for line in lines], color=figures.SERIES[0].color
-        )
+        steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
+        axes[0, 0].plot(steps, losses, color=figures.SERIES[0].color)
         axes[0, 0].set(xlabel="updates", ylabel="mean squared error", yscale="log")
         figure.savefig(directory / "loss.png")
 
 
 def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: PyTree, count: int) -> None:
     """Write a sheet of DDIM samples, from the same noise each time, so that sheets show one image ripening."""
-    denoiser = Denoiser(
-        models.denoise(spec),
-        jax.device_get(variables),  # not spread over devices: one device samples
-        spec.schedule.build(),
-        spec.image_shape,
-        num_classes=spec.denoiser.num_classes,
-    )
+    denoiser = models.image_denoiser(spec, jax.device_get(variables))  # not spread over devices: one device samples
     condition = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
     start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))
     sheet = samples.sample_sheet(samples.ddim_sample(denoiser, start, DDIM_STEPS, condition))

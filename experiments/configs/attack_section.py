@@ -2,6 +2,18 @@
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
+from dime_jax._util import validate
+
+
+def new_config(variant: str, variants: tuple[str, ...], source: str) -> ConfigDict:
+    """Return a config with `seed`, `data` and `attack`; a variant that is not among those of the file is refused."""
+    validate.check_choice(variant, variants, "variant")
+    config = ConfigDict()
+    config.seed = 0
+    config.data = data_section(source)
+    config.attack = attack_section()
+    return config
+
 
 def data_section(source: str) -> ConfigDict:
     """Images and split; `experiments.study_data.open_study` opens them for training and attacks alike."""
@@ -56,9 +68,6 @@ def attack_section() -> ConfigDict:
 def smoke(config: ConfigDict) -> None:
     """Turn a config into one that takes seconds and needs nothing but a workdir: generated files, a few queries."""
     config.data.generate = True
-    config.attack.model = "converted"
-    config.attack.names = ("loss", "pia_l4", "sima_l4", "dime")
-    config.attack.budgets = (2,)
+    config.attack.update(model="converted", names=("loss", "pia_l4", "sima_l4", "dime"), budgets=(2,))
+    config.attack.update(calibration_size=4, test_size=4, micro_batch=2)
     config.attack.grids = ConfigDict({"all": {"t": (100,), "gamma": (0.1, 0.4)}})
-    config.attack.calibration_size = config.attack.test_size = 4
-    config.attack.micro_batch = 2

@@ -18,24 +18,17 @@ SecMI_stat 71.08 / 78.03 / 8.64, SimA 71.09 / 78.21 / 8.91, SimA-MC (10) 74.33 /
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' recipe, sizes, grids and seed, or with "smoke" a few updates and attacks on generated files."""
-    validate.check_choice(variant, ("paper", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("celeba:")
+    config = new_config(variant, ("paper", "smoke"), "celeba:")
     config.data.split_size = 30_000
     config.train = train_section()
     config.train.recipe.steps = 60_000
-    config.attack = attack_section()
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 500
-    config.attack.test_size = 12_500
+    config.attack.update(halves="as_published", calibration_size=500, test_size=12_500)
     if variant == "smoke":
         smoke(config)
         smoke_training(config)

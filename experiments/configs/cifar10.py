@@ -29,53 +29,34 @@ The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed; "laptop" and "overnight", studies of small models; or "smoke"."""
-    validate.check_choice(variant, ("paper", "laptop", "overnight", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("cifar10:")
+    config = new_config(variant, ("paper", "laptop", "overnight", "smoke"), "cifar10:")
     config.data.split = "file"
-
     config.train = train_section()
-    config.train.recipe.steps = 800_000  # SecMI's
-    config.train.recipe.ema_decay = 0.9999
-
-    config.attack = attack_section()
-    config.attack.model = "converted"
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 500
-    config.attack.test_size = 12_500
+    config.train.recipe.update(steps=800_000, ema_decay=0.9999)  # SecMI's
+    config.attack.update(model="converted", halves="as_published", calibration_size=500, test_size=12_500)
 
     if variant in ("laptop", "overnight"):
-        config.data.max_members = config.data.max_heldout = 200
+        config.data.update(max_members=200, max_heldout=200)
         config.train.architecture = small_unet((32, 64, 64))
-        config.train.recipe.steps = 3000
-        config.train.recipe.batch_size = 16
-        config.train.recipe.learning_rate = 1e-3
-        config.train.recipe.warmup_steps = 200
-        config.train.recipe.ema_decay = 0.995
-        config.train.recipe.flips = False
-        config.train.log_every, config.train.save_every, config.train.sample_every = 50, 250, 1000
-        config.train.snapshot_every = 250
-        config.attack.model = "trained"
-        config.attack.halves = "by_id"
-        config.attack.calibration_size, config.attack.test_size = 60, 100
+        config.train.recipe.update(steps=3000, batch_size=16, learning_rate=1e-3)
+        config.train.recipe.update(warmup_steps=200, ema_decay=0.995, flips=False)
+        config.train.update(log_every=50, save_every=250, sample_every=1000, snapshot_every=250)
+        config.attack.update(model="trained", halves="by_id", calibration_size=60, test_size=100)
         config.attack.grids = ConfigDict({"all": {"t": (30, 70), "gamma": (0.1, 0.4)}})
     if variant == "overnight":
-        config.data.reserved = 200
-        config.data.max_members = config.data.max_heldout = 500
+        config.data.update(reserved=200, max_members=500, max_heldout=500)
         config.train.architecture = small_unet((16, 32, 64, 128))
         config.train.recipe.steps = 9400
         config.train.snapshot_every = 1000
         config.attack.budgets = (2, 11)
         config.attack.calibration_share = 0.4  # 200 members of 500, and 300 to test
-        config.attack.calibration_size = config.attack.test_size = None
+        config.attack.update(calibration_size=None, test_size=None)
         config.attack.grids = ConfigDict({"all": {"t": (20, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)}})
     if variant == "smoke":
         smoke(config)

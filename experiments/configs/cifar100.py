@@ -14,22 +14,14 @@ SecMI_stat 80.85 / 88.05 / 13.34, SimA 82.40 / 89.40 / 13.64, SimA-MC (10) 83.22
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed, or with "smoke" a few attacks on generated files."""
-    validate.check_choice(variant, ("paper", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("cifar100:")
+    config = new_config(variant, ("paper", "smoke"), "cifar100:")
     config.data.split = "file"
-    config.attack = attack_section()
-    config.attack.model = "converted"
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 500
-    config.attack.test_size = 12_500
+    config.attack.update(model="converted", halves="as_published", calibration_size=500, test_size=12_500)
     if variant == "smoke":
         smoke(config)
     return config.lock()

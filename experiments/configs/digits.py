@@ -16,44 +16,26 @@ DIME 1+1 95.4, SecMI 93.8, SimA-MC (10) of the mean vector 93.5 and of norms 71.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section
+from experiments.configs.attack_section import new_config
 from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """The shipped model, or with "smoke" a tiny network, a few updates and a few attacks."""
-    validate.check_choice(variant, ("laptop", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("digits")
+    config = new_config(variant, ("laptop", "smoke"), "digits")
     config.data.split_size = 898
 
     config.train = train_section()
-    config.train.image_shape = (8, 8, 1)
     config.train.architecture = small_unet((32, 64))
-    config.train.recipe.steps = 9000
-    config.train.recipe.batch_size = 64
-    config.train.recipe.learning_rate = 1e-3
-    config.train.recipe.warmup_steps = 200
-    config.train.recipe.ema_decay = 0.999
-    config.train.recipe.flips = False
-    config.train.log_every = 50
-    config.train.save_every = 250
-    config.train.sample_every = config.train.snapshot_every = 1000
+    config.train.recipe.update(steps=9000, batch_size=64, learning_rate=1e-3, warmup_steps=200, flips=False)
+    config.train.update(image_shape=(8, 8, 1), log_every=50, save_every=250, sample_every=1000, snapshot_every=1000)
 
-    config.attack = attack_section()
-    config.attack.image_shape = (8, 8, 1)
-    config.attack.calibration_size = 200
-    config.attack.budgets = (2, 11)
+    config.attack.update(image_shape=(8, 8, 1), calibration_size=200, budgets=(2, 11))
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 70, 100, 150, 200), "gamma": (0.1, 0.4)}})
 
     if variant == "smoke":
         smoke_training(config)
         config.train.sample_every = 2
-        config.attack.names = ("loss", "pia_l4", "dime")
-        config.attack.budgets = (2,)
+        config.attack.update(names=("loss", "pia_l4", "dime"), budgets=(2,), calibration_size=30, test_size=40)
         config.attack.grids = ConfigDict({"all": {"t": (100,)}})
-        config.attack.calibration_size = 30
-        config.attack.test_size = 40
     return config.lock()

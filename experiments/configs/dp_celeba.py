@@ -19,56 +19,31 @@ lies between 48.1 and 52.9 at each ε.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 from experiments.configs.dp_section import dp_section
 from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """One recipe for all arms; "as_published", the authors' two; or "smoke"."""
-    validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("celeba:")
-    config.data.split = "identity"
-    config.data.split_size = 1000
+    config = new_config(variant, ("paper", "as_published", "smoke"), "celeba:")
+    config.data.update(split="identity", split_size=1000)
 
     config.train = train_section()
-    config.train.recipe.batch_size = 64
-    config.train.recipe.steps = 7812
-    config.train.recipe.warmup_steps = 500
-    config.train.recipe.flips = False
+    config.train.recipe.update(batch_size=64, steps=7812, warmup_steps=500, flips=False)
     config.dp = dp_section(steps=7812)
-
-    config.attack = attack_section()
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 500
-    config.attack.test_size = 500
-    config.attack.budgets = (2, 11)
+    config.attack.update(halves="as_published", calibration_size=500, test_size=500, budgets=(2, 11))
 
     if variant == "as_published":
-        config.train.recipe.batch_size = 32
-        config.train.recipe.steps = config.dp.steps = 15_625
-        config.train.recipe.warmup_steps = 0
-        config.train.recipe.ema_decay = 0.0
-        config.train.recipe.clip_norm = 1e9
+        config.train.recipe.update(batch_size=32, steps=15_625, warmup_steps=0, ema_decay=0.0, clip_norm=1e9)
+        config.dp.steps = 15_625
         config.dp.vanilla.batches = "shuffled"
-        config.dp.vanilla.recipe = ConfigDict(
-            {
-                "warmup_steps": 5000,
-                "ema_decay": 0.999,
-                "clip_norm": 1.0,
-                "flips": True,
-                "compute_dtype": "bfloat16",
-            }
-        )
+        config.dp.vanilla.recipe.update(warmup_steps=5000, ema_decay=0.999, clip_norm=1.0)
+        config.dp.vanilla.recipe.update(flips=True, compute_dtype="bfloat16")
     if variant == "smoke":
         smoke(config)
-        config.attack.model = "trained"
-        config.data.split_size = 30
-        config.attack.halves = "by_id"
         smoke_training(config)
-        config.dp.steps = config.train.recipe.steps
-        config.dp.epsilons = (1.0,)
+        config.data.split_size = 30
+        config.dp.update(steps=config.train.recipe.steps, epsilons=(1.0,))
+        config.attack.update(model="trained", halves="by_id")
     return config.lock()

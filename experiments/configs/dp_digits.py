@@ -8,35 +8,23 @@ of batches, and attacked with 400 others. `:smoke` takes seconds.
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section
+from experiments.configs.attack_section import new_config
 from experiments.configs.dp_section import dp_section
 from experiments.configs.train_section import small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """The study, or with "smoke" a tiny network and a few updates."""
-    validate.check_choice(variant, ("laptop", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("digits")
+    config = new_config(variant, ("laptop", "smoke"), "digits")
     config.data.split_size = 400
 
     config.train = train_section()
-    config.train.image_shape = (8, 8, 1)
     config.train.architecture = small_unet((16, 32))
-    config.train.recipe.steps = 1500
-    config.train.recipe.batch_size = 64
-    config.train.recipe.learning_rate = 1e-3
-    config.train.recipe.warmup_steps = 100
-    config.train.recipe.ema_decay = 0.99
-    config.train.recipe.flips = False
-    config.train.log_every = 50
-    config.train.save_every = 250
-    config.train.sample_every = 0
+    config.train.recipe.update(steps=1500, batch_size=64, learning_rate=1e-3)
+    config.train.recipe.update(warmup_steps=100, ema_decay=0.99, flips=False)
+    config.train.update(image_shape=(8, 8, 1), log_every=50, save_every=250, sample_every=0)
     config.dp = dp_section(steps=1500)
 
-    config.attack = attack_section()
     config.attack.budgets = (2, 11)
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 75, 120), "gamma": (0.1, 0.4)}})
 
@@ -45,9 +33,7 @@ def get_config(variant: str = "laptop") -> ConfigDict:
         smoke_training(config)
         config.train.recipe.batch_size = 16
         config.train.snapshot_every = 0
-        config.dp.steps = 4
-        config.dp.epsilons = (0.2, 0.4)
-        config.attack.names = ("loss", "pia_l2", "dime")
-        config.attack.budgets = (2,)
+        config.dp.update(steps=4, epsilons=(0.2, 0.4))
+        config.attack.update(names=("loss", "pia_l2", "dime"), budgets=(2,))
         config.attack.grids = ConfigDict({"all": {"t": (100,), "gamma": (0.4,)}})
     return config.lock()

@@ -22,10 +22,9 @@ The paper's Table 2, in per cent (ASR / AUC / TPR@1%FPR), with scrambled labels:
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import OWN
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 
 _BASELINE_TIMES = tuple(range(0, 191, 10))
 _DIME_TIMES = (10, 50, 90, 130, 170, 190)
@@ -38,19 +37,10 @@ _GRIDS = {
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' sizes, grids and seed; "as_published" with their labels too; "smoke" on generated files."""
-    validate.check_choice(variant, ("paper", "as_published", "smoke"), "variant")
-    config = ConfigDict()
+    config = new_config(variant, ("paper", "as_published", "smoke"), "imagenet:")
     config.seed = 2025
-    config.data = data_section("imagenet:")
-    config.data.heldout = "imagenetv2:"
-    config.data.split = "per_class"
-    config.data.split_size = 3
-    config.data.split_seed = 2025
-    config.attack = attack_section()
-    config.attack.model = "converted"
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 1_500
-    config.attack.test_size = 1_500
+    config.data.update(heldout="imagenetv2:", split="per_class", split_size=3, split_seed=2025)
+    config.attack.update(model="converted", halves="as_published", calibration_size=1_500, test_size=1_500)
     config.attack.grids = ConfigDict({name: _GRIDS.get(name, {"t": _DIME_TIMES}) for name in attack_names((OWN,))})
     if variant == "as_published":
         config.data.heldout_options.labels = "as_published"

@@ -9,41 +9,25 @@ text encoder keeps its random weights, as Stable Diffusion's keeps those it came
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
 from dime_jax.attacks import attack_names
 from dime_jax.core.denoiser import TEXT_CONDITIONS
-from experiments.configs.attack_section import attack_section, data_section
+from experiments.configs.attack_section import new_config
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
     """All attacks on a model that remembers, or with "smoke" a few on one that has barely begun to."""
-    validate.check_choice(variant, ("laptop", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("folder:DIR")  # WORKDIR/members
-    config.data.heldout = "folder:DIR"  # WORKDIR/heldout
-    config.data.split = "joined"
-
+    config = new_config(variant, ("laptop", "smoke"), "folder:DIR")  # WORKDIR/members
+    config.data.update(heldout="folder:DIR", split="joined")  # WORKDIR/heldout
     config.train = ConfigDict()  # fields of `experiments.latent_study.Size`
-    config.train.images = 300
-    config.train.autoencoder_steps = 1500
-    config.train.unet_steps = 2000
-    config.train.width = 64
-
-    config.attack = attack_section()
+    config.train.update(images=300, autoencoder_steps=1500, unet_steps=2000, width=64)
     config.attack.model = "pipeline"  # WORKDIR/pipeline
-    config.attack.names = tuple(attack_names(TEXT_CONDITIONS))
-    config.attack.budgets = (2, 11)
-    config.attack.grids = ConfigDict(
-        {
-            "all": {"t": (10, 30, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)},
-            "clid": {"t": (50, 195, 345, 495), "step": (10,)},
-        }
-    )
+    config.attack.update(names=tuple(attack_names(TEXT_CONDITIONS)), budgets=(2, 11))
+    config.attack.grids.all = ConfigDict({"t": (10, 30, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)})
+    config.attack.grids.clid = ConfigDict({"t": (50, 195, 345, 495), "step": (10,)})
 
     if variant == "smoke":
-        config.train = ConfigDict({"images": 70, "autoencoder_steps": 30, "unet_steps": 600, "width": 16})
-        config.attack.names = ("sima_l4", "dime", "clid")
-        config.attack.budgets = (2,)
-        config.attack.grids = ConfigDict({"all": {"t": (70,), "gamma": (0.1,)}, "clid": {"t": (495,), "step": (10,)}})
+        config.train.update(images=70, autoencoder_steps=30, unet_steps=600, width=16)
+        config.attack.update(names=("sima_l4", "dime", "clid"), budgets=(2,))
+        config.attack.grids.all.update(t=(70,), gamma=(0.1,))
+        config.attack.grids.clid.t = (495,)
     return config.lock()

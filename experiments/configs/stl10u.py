@@ -15,24 +15,17 @@ SecMI_stat 93.98 / 98.20 / 57.76, SimA 95.42 / 98.61 / 62.68, SimA-MC (10) 97.25
 
 from ml_collections.config_dict import ConfigDict
 
-from dime_jax._util import validate
-from experiments.configs.attack_section import attack_section, data_section, smoke
+from experiments.configs.attack_section import new_config, smoke
 from experiments.configs.train_section import smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
     """The authors' recipe, sizes, grids and seed, or with "smoke" a few updates and attacks on generated files."""
-    validate.check_choice(variant, ("paper", "smoke"), "variant")
-    config = ConfigDict()
-    config.seed = 0
-    config.data = data_section("stl10u:")
+    config = new_config(variant, ("paper", "smoke"), "stl10u:")
     config.data.split_size = 10_000
     config.train = train_section()
     config.train.recipe.steps = 18_000
-    config.attack = attack_section()
-    config.attack.halves = "as_published"
-    config.attack.calibration_size = 500
-    config.attack.test_size = 5_000
+    config.attack.update(halves="as_published", calibration_size=500, test_size=5_000)
     if variant == "smoke":
         smoke(config)
         smoke_training(config)

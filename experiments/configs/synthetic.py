@@ -32,45 +32,28 @@ def get_config(variant: str = "paper") -> ConfigDict:
     # Three candidates in the plane. The member and the biased candidate's neighbour lie alone; the crowded candidate
     # sits almost at the centre of a ring of training points.
     config.scene = ConfigDict()
-    config.scene.member = (-3.0, -1.5)
-    config.scene.neighbour = (3.0, -1.5)
-    config.scene.biased = (3.8, -1.0)
-    config.scene.ring_center = (0.0, 2.5)
-    config.scene.ring_radius = 0.5
-    config.scene.ring_points = 7
-    config.scene.crowded = (0.03, 2.52)
-    config.scene.last_t = 300
+    config.scene.update(member=(-3.0, -1.5), neighbour=(3.0, -1.5), biased=(3.8, -1.0), crowded=(0.03, 2.52))
+    config.scene.update(ring_center=(0.0, 2.5), ring_radius=0.5, ring_points=7)
+    config.scene.update(last_t=300, three_cases_t=60)
     config.scene.rise = 0.02  # crowding counts as risen above this
-    config.scene.three_cases_t = 60
 
     # Points on a line.
     config.line = ConfigDict()
-    config.line.train = (
-        (-1.0, 1.0),
-        (-2.0, 0.0, 2.0),
-        (-4.2, -3.5, -3.0, -2.4, -1.9, 2.0, 2.5, 3.1, 3.6, 4.1),
-    )
+    config.line.train = ((-1.0, 1.0), (-2.0, 0.0, 2.0), (-4.2, -3.5, -3.0, -2.4, -1.9, 2.0, 2.5, 3.1, 3.6, 4.1))
     config.line.abar = (0.99, 0.9, 0.6, 0.2)
     config.line.margin = 1.5  # how far the plot goes beyond the outermost training points
     config.line.resolution = 801
 
     # DIME against SimA-MC on a mixture of Gaussian clusters, whose centres are drawn once from N(0, I).
     config.attack = ConfigDict()
-    config.attack.sizes, config.attack.fixed_q = (10, 100, 1000), 10
-    config.attack.budgets, config.attack.fixed_n = (1, 10, 30), 100
-    config.attack.dimension = 4
-    config.attack.clusters = 8
+    config.attack.update(sizes=(10, 100, 1000), fixed_q=10, budgets=(1, 10, 30), fixed_n=100)
+    config.attack.update(dimension=4, clusters=8, gamma=0.4)
     config.attack.width = 0.3  # standard deviation of a cluster
-    config.attack.gamma = 0.4
     config.attack.timesteps = (5, 10, 20, 35, 50, 75, 100, 150, 200, 300, 450)
     # At least this many of each in the calibration half and in the test half, pooled over independent training sets.
-    config.attack.members = 500
-    config.attack.heldout = 2000
+    config.attack.update(members=500, heldout=2000)
 
     if variant == "smoke":
-        config.attack.sizes, config.attack.fixed_q = (10,), 2
-        config.attack.budgets, config.attack.fixed_n = (1, 2), 10
-        config.attack.timesteps = (5, 50, 200)
-        config.attack.members = 60
-        config.attack.heldout = 240
+        config.attack.update(sizes=(10,), fixed_q=2, budgets=(1, 2), fixed_n=10, timesteps=(5, 50, 200))
+        config.attack.update(members=60, heldout=240)
     return config.lock()

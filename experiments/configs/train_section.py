@@ -1,6 +1,10 @@
 """What configs share: `config.train`, the network and how it is trained."""
 
+import dataclasses
+
 from ml_collections.config_dict import ConfigDict
+
+from dime_jax import training
 
 
 def train_section() -> ConfigDict:
@@ -13,32 +17,13 @@ def train_section() -> ConfigDict:
     train.image_shape = (32, 32, 3)
     # Fields of `dime_jax.models.DdpmUnetSpec`, or of `GuidedUnetSpec` with kind "guided_unet"; image_channels is
     # image_shape's.
-    train.architecture = ConfigDict()
-    train.architecture.kind = "ddpm_unet"
-    train.architecture.stem_channels = 128
-    train.architecture.time_features = 128
-    train.architecture.time_channels = 512
-    train.architecture.level_channels = (128, 256, 256, 256)
-    train.architecture.num_res_blocks = 2
-    train.architecture.attention_levels = (1,)
-    train.architecture.norm_groups = 32
-    train.architecture.norm_eps = 1e-5
-    train.architecture.dropout = 0.1
+    train.architecture = ConfigDict({"kind": "ddpm_unet"})
+    train.architecture.update(stem_channels=128, level_channels=(128, 256, 256, 256), num_res_blocks=2)
+    train.architecture.update(attention_levels=(1,), norm_groups=32, norm_eps=1e-5, dropout=0.1)
+    train.architecture.update(time_features=128, time_channels=512, time_table_steps=1000, time_frequency_shift=0)
     train.architecture.symmetric_downsample = True
-    train.architecture.time_table_steps = 1000
-    train.architecture.time_frequency_shift = 0
 
-    train.recipe = ConfigDict()  # fields of `dime_jax.training.TrainingRecipe`
-    train.recipe.steps = 320_000
-    train.recipe.batch_size = 128
-    train.recipe.learning_rate = 2e-4
-    train.recipe.warmup_steps = 5000
-    train.recipe.clip_norm = 1.0
-    train.recipe.ema_decay = 0.999
-    train.recipe.flips = True
-    train.recipe.compute_dtype = "float32"
-    train.recipe.remat = False
-    train.recipe.seed = 0
+    train.recipe = ConfigDict(dataclasses.asdict(training.TrainingRecipe(steps=320_000, ema_decay=0.999)))
 
     train.log_every = 100
     train.save_every = 1000
@@ -49,29 +34,15 @@ def train_section() -> ConfigDict:
 
 def smoke_training(config: ConfigDict) -> None:
     """Turn the training of a config into one of seconds: a tiny network and a few updates."""
-    config.train.architecture = smoke_unet()
-    config.train.recipe.steps, config.train.recipe.batch_size = 4, 4
-    config.train.log_every = config.train.save_every = config.train.snapshot_every = 2
-    config.train.sample_every = 0
+    config.train.architecture = small_unet((8,))  # the smallest network that is still a U-Net: compiled in seconds
+    config.train.architecture.middle_attention = False
+    config.train.recipe.update(steps=4, batch_size=4)
+    config.train.update(log_every=2, save_every=2, snapshot_every=2, sample_every=0)
 
 
 def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
     """A U-Net for CPUs: one residual block a level, attention in the middle only, a computed time embedding."""
-    architecture = ConfigDict()
-    architecture.kind = "ddpm_unet"
-    architecture.stem_channels = level_channels[0]
-    architecture.time_features = level_channels[0]
-    architecture.time_channels = 4 * level_channels[0]
-    architecture.level_channels = level_channels
-    architecture.num_res_blocks = 1
-    architecture.attention_levels = ()
-    architecture.norm_groups = 8
-    architecture.dropout = 0.0
-    return architecture
-
-
-def smoke_unet() -> ConfigDict:
-    """The smallest network that is still a U-Net: compiled in seconds."""
-    architecture = small_unet((8,))
-    architecture.middle_attention = False
+    width, architecture = level_channels[0], ConfigDict({"kind": "ddpm_unet"})
+    architecture.update(stem_channels=width, level_channels=level_channels, num_res_blocks=1, attention_levels=())
+    architecture.update(time_features=width, time_channels=4 * width, norm_groups=8, dropout=0.0)
     return architecture

@@ -196,7 +196,7 @@ def test_a_calibration_is_frozen_and_read_back(schedule):
     assert frozen.setting == settings[1]
     assert frozen.learned_direction
     assert set(frozen.parameters) == {"ridge"}
-    again = calibration.Calibration.from_json(records.plain(frozen), "here")
+    again = records.parse(calibration.Calibration, records.plain(frozen), "here")
     fresh = rng.normal(size=(12, 30))
     np.testing.assert_array_equal(again.score(fresh), frozen.score(fresh))
     assert metrics.auc(frozen.score(fresh - np.eye(12)[:, 2:3]), frozen.score(fresh)) > 0.6

@@ -346,7 +346,7 @@ def test_the_attack_that_decides_can_be_named(tmp_path):
     result = auditing.audit(config(tmp_path, model=MODEL, decide_with="sima_l4@1", **ROLES))
     assert result.results["decided_by"]["attack"] == "sima_l4"
     assert result.results["decided_by"]["chosen"] == "asked for"
-    with pytest.raises(ValueError, match=r"unknown attack 'dime@7' to decide with; expected one of .*dime@2"):
+    with pytest.raises(ValueError, match=r"decide_with must be one of .*dime@2.*, got 'dime@7'"):
         auditing.audit(config(tmp_path, model=MODEL, decide_with="dime@7", **ROLES))
 
 
@@ -523,16 +523,16 @@ def test_it_says_when_groups_leave_no_blind_baseline(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"level": 1.0}, "expected 0 < level < 1, got level=1.0"),
-        ({"profile": "slow"}, "unknown profile 'slow'; expected one of light, quick, paper"),
-        ({"images": "digits"}, "expected images and split together"),
+        ({"level": 1.0}, "level must be > 0 and < 1, got 1.0"),
+        ({"profile": "slow"}, "profile must be one of light, quick, paper, got 'slow'"),
+        ({"images": "digits"}, "images and split must be given together"),
         ({"calibration_size": 3}, "calibration_size must be >= 10, got 3"),
         ({"attacks": ("dimes",)}, "unknown attack 'dimes'; expected one of loss, "),
         ({"queries": (1,), "attacks": ("dime",)}, r"expected at least 2 queries .* asked for \(dime\), got 1"),
         ({"queries": (1,), "heldout": "h"}, r"expected at least 2 queries .* asked for \(dime_theory\), got 1"),
         ({"queries": (0,), "heldout": "h"}, r"queries must be >= 1, got \[0\]"),
-        ({"decide_with": "dime"}, "unknown attack 'dime' to decide with; expected one of sima_l4@1, pia_l2@2, dime@2"),
-        ({"decide_with": "dime@2", "heldout": "h"}, "expected one of dime_theory@2$"),
+        ({"decide_with": "dime"}, "decide_with must be one of sima_l4@1, pia_l2@2, dime@2, got 'dime'"),
+        ({"decide_with": "dime@2", "heldout": "h"}, "must be one of dime_theory@2, got 'dime@2'$"),
         ({"gamma": 0.0}, "gamma must be finite and > 0, got 0.0"),
     ],
 )

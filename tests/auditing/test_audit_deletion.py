@@ -86,9 +86,9 @@ def test_an_untrained_model_is_no_successful_deletion(tmp_path, monkeypatch, dea
 
 
 def test_bad_pairs_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="expected two different models, got function:with twice"):
+    with pytest.raises(ValueError, match="the models before and after must differ, got function:with twice"):
         auditing.compare(config(tmp_path, model=WITH, **ROLES), WITH)
-    with pytest.raises(ValueError, match="expected candidates"):
+    with pytest.raises(ValueError, match="candidates must be given"):
         auditing.compare(config(tmp_path, model=WITH, heldout=ROLES["heldout"]), WITHOUT)
     with pytest.raises(ValueError, match="holds no comparison"):
         auditing.report_comparison(tmp_path)

@@ -64,9 +64,9 @@ def test_copies_across_roles_are_left_out_with_a_warning(tmp_path):
 
 def test_fewer_than_twenty_images_are_refused(tmp_path):
     few = source(images(19, 3), "few")
-    with pytest.raises(ValueError, match="expected at least 20 members, got 19"):
+    with pytest.raises(ValueError, match="members must be at least 20, got 19"):
         opened(tmp_path, members=few, heldout=HELDOUT)
-    with pytest.raises(ValueError, match="expected at least 20 held-out images, got 19"):
+    with pytest.raises(ValueError, match="held-out images must be at least 20, got 19"):
         opened(tmp_path, members=MEMBERS, heldout=few)
 
 
@@ -122,7 +122,9 @@ def test_held_out_images_are_needed_for_other_shapes_than_the_example(tmp_path):
 
 
 def test_nobody_knows_the_members_of_another_model_of_the_examples_shape(tmp_path):
-    with pytest.raises(ValueError, match=r"expected --heldout, and --members if known: no split\.npz beside the model"):
+    with pytest.raises(
+        ValueError, match=r"heldout must be given, and members if you know any: no split\.npz beside the model"
+    ):
         opened(tmp_path, members=MEMBERS)
 
 

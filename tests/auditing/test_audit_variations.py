@@ -93,5 +93,5 @@ def test_no_fraction_is_estimated_from_the_best_of_variations(result):
 
 def test_variations_are_not_bounded_image_by_image(tmp_path):
     options = scoring.ScoringOptions(silent=True, budget=Budget(per_image=100))
-    with pytest.raises(ValueError, match="expected no bound on queries per image with variations"):
+    with pytest.raises(ValueError, match="variations cannot be combined with a limit on queries per image"):
         config(tmp_path, model=MODEL, variations=True, options=options, **ROLES)

@@ -77,7 +77,7 @@ def test_a_slow_model_says_early_what_it_will_take(tmp_path, capsys, monkeypatch
 
 class TestAnnouncement:
     def lines(self, settings, seconds):
-        return list(cost.announcement(settings, open_images(settings, MODEL), MODEL.schedule, seconds))
+        return list(cost.eta_lines(settings, open_images(settings, MODEL), MODEL.schedule, seconds))
 
     def test_below_ten_minutes_it_is_only_the_time(self, tmp_path):
         settings = config(tmp_path, model=MODEL, **ROLES)

@@ -18,7 +18,7 @@ from checkpoints_convert.options import ConversionOptions as Options
 from dime_jax.loading import model_directory, opening
 from dime_jax.loading.conversion import convert
 from dime_jax.loading.model_directory import describe
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 2e-5  # of the output's standard deviation

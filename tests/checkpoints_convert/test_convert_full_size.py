@@ -11,7 +11,7 @@ import pytest
 from checkpoints_convert import guided, mapping, secmi
 from dime_jax.loading import opening
 from dime_jax.models import DdpmUnetSpec
-from experiments.torch_writer import Streamed, write_zip
+from tests.checkpoints_convert.torch_writer import Streamed, write_zip
 
 pytestmark = pytest.mark.slow
 

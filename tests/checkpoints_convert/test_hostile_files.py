@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from experiments.torch_writer import (
+from tests.checkpoints_convert.test_torch_file import assert_same
+from tests.checkpoints_convert.torch_writer import (
     UNTYPED,
     Global,
     Streamed,
@@ -31,9 +32,8 @@ from experiments.torch_writer import (
     write_records,
     write_zip,
 )
-from experiments.torch_writer import PickledCall as Call
-from experiments.torch_writer import PickledStorage as Storage
-from tests.checkpoints_convert.test_torch_file import assert_same
+from tests.checkpoints_convert.torch_writer import PickledCall as Call
+from tests.checkpoints_convert.torch_writer import PickledStorage as Storage
 
 FLOAT = Global("torch", "FloatStorage")
 REBUILD = Global("torch._utils", "_rebuild_tensor_v2")

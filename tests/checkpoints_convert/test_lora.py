@@ -14,7 +14,7 @@ from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 PIPELINE = open_checkpoint(GOLDEN / "stable_diffusion")
@@ -137,7 +137,7 @@ DOWN, UP = ATTENTION[0][ONE]
             "unet.nowhere.lora_[AB].* no such layer",
         ),
         ({"text_encoder.x.lora_A.weight": DOWN, "text_encoder.x.lora_B.weight": UP}, "the text_encoder has no such"),
-        ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "expected an update of shape"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "must update a weight of shape"),
         ({f"unet.{ONE}.lora_A.weight": DOWN[:-1], f"unet.{ONE}.lora_B.weight": UP}, "expected factors"),
         ({f"unet.{ONE}.lora_A.weight": DOWN.astype(np.int64), f"unet.{ONE}.lora_B.weight": UP}, "floating-point"),
         (

@@ -17,7 +17,7 @@ from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DitSpec
 from dime_jax.models.spec import ScheduleSpec
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "latent"
 VAE = GOLDEN / "stable_diffusion" / "vae"
@@ -228,7 +228,7 @@ def test_index_and_shards_disagree(folder):
     first = contents["weight_map"]["conv_in.weight"]
     for changes, message in [
         ({"conv_in.weight": "absent.safetensors"}, "names the shard absent.safetensors, which is not there"),
-        ({"more.weight": first}, "not so more.weight"),
+        ({"more.weight": first}, "which differ in more.weight"),
     ]:
         index.write_text(json.dumps({"weight_map": contents["weight_map"] | changes}))
         refused(folder, message)
@@ -288,7 +288,7 @@ def test_ema_weights(folder):
         ("unet", {"attention_head_dim": 3}, "divisible by level_heads"),
         ("unet", {"block_out_channels": [1024, 2048]}, "expected the [0-9,]+ values of the network that it describes"),
         ("unet", {"sample_size": None}, "expected --image_size"),
-        ("unet", {"cross_attention_dim": 32}, "text_encoder of width 32"),
+        ("unet", {"cross_attention_dim": 32}, "text_encoder must have width 32"),
         ("vae", {"_class_name": "VQModel"}, "expected AutoencoderKL"),
         ("vae", {"latents_mean": [0, 0, 0, 0]}, "cannot honour latents_mean"),
         ("vae", {"down_block_types": ["AttnDownEncoderBlock2D"] * 2}, "block type 'AttnDown"),
@@ -402,7 +402,7 @@ def test_original_dit_files(monkeypatch):
     refused(GOLDEN / "dit_original.pt", "holds no autoencoder")
     refused(
         GOLDEN.parent / "ddpm_ddim.pt",
-        "is no latent model: expected no --autoencoder",
+        "--autoencoder applies only to latent models; .* is not one",
         autoencoder=VAE,
         options=ConversionOptions(image_size=16),
     )

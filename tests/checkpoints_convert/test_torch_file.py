@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from experiments.torch_writer import Global, Parameter, Streamed, write_legacy, write_zip
-from experiments.torch_writer import PickledCall as Call
-from experiments.torch_writer import PickledStorage as Storage
+from tests.checkpoints_convert.torch_writer import Global, Parameter, Streamed, write_legacy, write_zip
+from tests.checkpoints_convert.torch_writer import PickledCall as Call
+from tests.checkpoints_convert.torch_writer import PickledStorage as Storage
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DTYPES = [

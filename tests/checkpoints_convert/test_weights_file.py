@@ -11,7 +11,7 @@ from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.options import ConversionOptions
 from dime_jax.loading import model_directory
 from dime_jax.loading.conversion import convert
-from experiments.torch_writer import Global, PickledCall, write_zip
+from tests.checkpoints_convert.torch_writer import Global, PickledCall, write_zip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZE = ConversionOptions(image_size=16)
@@ -127,7 +127,7 @@ def test_an_ema_that_cannot_be_read_is_not_passed_over():
     unlike = prefixed("model.", STATE) | lit_ema({"model.another.weight": BETAS})
     refused(unlike, r"EMA weights model_ema\.\* have names without dots")
     alike = {"model.a.1.11.weight": BETAS, "model.a.11.1.weight": BETAS}
-    refused(alike | lit_ema({"model.a.1.11.weight": BETAS}), r"no other weights in the file explain one to one")
+    refused(alike | lit_ema({"model.a.1.11.weight": BETAS}), r"no other weights explain one to one")
 
 
 def test_no_weights_are_refused_with_what_was_found():

@@ -108,7 +108,7 @@ def test_other_errors_are_not_taken_for_bad_images():
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"indices": [0, 1797]}, r"expected 0 <= indices < 1797 in digits, got 0 to 1797"),
+        ({"indices": [0, 1797]}, r"indices must be in \[0, 1797\) for digits, got 0 to 1797"),
         ({"indices": [-1]}, "got -1 to -1"),
         ({"indices": [0.5]}, "list of integers, got float64"),
     ],

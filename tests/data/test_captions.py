@@ -174,7 +174,7 @@ HOSTILE = {
     "parent": ('{"file_name": "a/../../0.png", "text": "x"}', "inside the folder"),
     "nul": ('{"file_name": "0.png\\u0000", "text": "x"}', "inside the folder"),
     "twice": ('{"file_name": "0.png", "text": "x"}\n{"file_name": "./0.png", "text": "y"}', "again in line 2"),
-    "keys": ('{"file_name": "0.png", "text": "x", "text": "y"}', "same key twice"),
+    "keys": ('{"file_name": "0.png", "text": "x", "text": "y"}', "the key 'text' occurs twice"),
     "deep": (DEEP, "expected JSON in line 1"),
     "no json": ("file_name,text", "expected JSON in line 1"),
     "list": ("[1]", "expected a JSON object in line 1, got list"),

@@ -1,4 +1,5 @@
 import concurrent.futures
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -443,3 +444,17 @@ def test_one_bad_array_among_good_ones_is_a_bad_image(value, message):
     with pytest.raises(data.BadImage, match=message):
         source[1]
     np.testing.assert_array_equal(source[2].image, images[2])
+
+
+def test_some_images_are_taken_with_all_that_is_known_of_them():
+    digits = data.open_source("digits")
+    captioned = dataclasses.replace(
+        digits, captions=[f"a {label}" for label in digits.labels], identities=np.arange(len(digits)), parts=(digits,)
+    )
+    taken = captioned.take(np.array([5, 2]))
+    assert [taken[place]._replace(image=0) for place in range(2)] == [captioned[i]._replace(image=0) for i in (5, 2)]
+    np.testing.assert_array_equal(taken[1].image, digits[2].image)
+    assert taken.parts == ()
+    twice = captioned.take(np.array([5, 5]), ids=["one", "two"])
+    assert list(twice.ids) == ["one", "two"]
+    assert twice[1].caption == captioned[5].caption

@@ -178,7 +178,7 @@ def test_enough_held_out_images_give_no_warning():
         (([0.001], 99), "got p=0.001"),
         (([1.5], 99), "got p=1.5"),
         (([0.5], 0), "n_heldout must be >= 1, got 0"),
-        (([0.5], 99, 0.0), "level=0"),
+        (([0.5], 99, 0.0), r"level must be in \(0, 1\), got 0"),
     ],
 )
 def test_bad_verdict_arguments(arguments, message):
@@ -556,9 +556,9 @@ def test_label_says_whether_it_is_an_audit():
 
 
 def test_bad_epsilon_arguments():
-    with pytest.raises(ValueError, match=r"delta=1\.0"):
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\.0"):
         evidence.epsilon_lower_bound([0.0], [1.0], delta=1.0)
-    with pytest.raises(ValueError, match=r"confidence=95"):
+    with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\), got 95"):
         evidence.epsilon_lower_bound([0.0], [1.0], confidence=95)
     with pytest.raises(ValueError, match="member_scores must be finite"):
         evidence.epsilon_lower_bound([np.nan], [1.0])

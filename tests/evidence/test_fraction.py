@@ -67,7 +67,7 @@ def test_constant_scores_are_no_error():
 
 def test_bad_input_is_one_line():
     fine = KnownScores(np.arange(5.0), np.arange(5.0))
-    with pytest.raises(ValueError, match="expected 0 < confidence < 1, got confidence=2"):
+    with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\), got 2"):
         evidence.fraction_used([1.0], fine, fine, confidence=2)
     with pytest.raises(ValueError, match="scores must not be empty"):
         evidence.fraction_used([np.nan], fine, fine)

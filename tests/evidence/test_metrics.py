@@ -468,10 +468,10 @@ def test_bad_scores_are_refused(call, member, heldout, message):
 
 def test_bad_levels_are_refused():
     for fpr in (-0.1, 1.0, np.nan):
-        with pytest.raises(ValueError, match=f"expected 0 <= fpr < 1, got fpr={fpr}"):
+        with pytest.raises(ValueError, match=rf"fpr must be in \[0, 1\), got {fpr}"):
             metrics.evaluate([0.0], [1.0], fprs=(fpr,))
     for confidence in (0.0, 1.0, 95):
-        with pytest.raises(ValueError, match=f"expected 0 < confidence < 1, got confidence={confidence}"):
+        with pytest.raises(ValueError, match=rf"confidence must be in \(0, 1\), got {confidence}"):
             metrics.evaluate([0.0], [1.0], confidence=confidence)
     with pytest.raises(ValueError, match="expected a threshold, got tau=nan"):
         metrics.rates_at_threshold([0.0], [1.0], np.nan)

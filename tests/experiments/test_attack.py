@@ -171,9 +171,13 @@ class TestConfigs:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
         [
-            ("cifar10", {}, r"expected a place after 'cifar10:': give --config\.data\.source=cifar10:DIR"),
-            ("imagenet256", {"source": "digits"}, r"give --config\.data\.heldout=imagenetv2:DIR"),
-            ("cifar10", {"source": "digits"}, r"expected a split file: give --config\.data\.split_file"),
+            (
+                "cifar10",
+                {},
+                r"config\.data\.source must name a folder: --config\.data\.source=cifar10:DIR, got 'cifar10:'",
+            ),
+            ("imagenet256", {"source": "digits"}, r"must name a folder: --config\.data\.heldout=imagenetv2:DIR"),
+            ("cifar10", {"source": "digits"}, r"must be set for the split 'file': --config\.data\.split_file"),
             ("cifar10", {"split": "halves"}, "unknown config.data.split 'halves'"),
         ],
     )
@@ -184,7 +188,9 @@ class TestConfigs:
             study_data.open_study(config, tmp_path)
 
     def test_missing_checkpoint_is_named(self, tmp_path):
-        with pytest.raises(ValueError, match=r"give --config\.attack\.checkpoint=FILE"):
+        with pytest.raises(
+            ValueError, match=r"config\.attack\.checkpoint must be set: --config\.attack\.checkpoint=FILE"
+        ):
             attack.checkpoint(get_config("cifar10"), tmp_path)
 
 
@@ -229,7 +235,7 @@ class TestImagesAlone:
         split = dj.data.Split(np.arange(n), np.arange(n, len(pixels)))
         source = dj.data.from_images(pixels)
         halves = dj.data.halves(split, source.ids, seed=0)
-        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0).alone
+        return without_model.look(source, halves, dj.data.transform_for(source, pixels.shape[1:]), seed=0)[0]
 
     def test_copies_on_both_sides_are_counted_and_said(self):
         pixels = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)

@@ -90,22 +90,22 @@ class TestStudy:
     def test_going_past_the_budget_is_refused(self, workdir):
         config = dp_digits.get_config("smoke")
         config.train.recipe.steps = 6
-        arm = dp_defense.arms(config)[1]
-        with pytest.raises(ValueError, match=r"expected steps=6 <= 4, for which the budget epsilon=0\.2 is"):
-            dp_defense.train_arm(arm, workdir / arm.name)
+        arm = dp_defense.arms(config)["epsilon_0.2"]
+        with pytest.raises(ValueError, match=r"steps must be <= 4 for epsilon=0\.2, got 6"):
+            dp_defense.train_arm(arm, workdir / "epsilon_0.2")
 
     def test_arms_that_were_not_attacked_alike_are_refused(self, workdir, tmp_path):
         copy = tmp_path / "study"
         shutil.copytree(workdir, copy)
         shutil.rmtree(copy / "vanilla")
-        with pytest.raises(ValueError, match="expected one arm without privacy and some with"):
+        with pytest.raises(ValueError, match="must have one arm without privacy and some with it"):
             dp_table.read_table(copy)
 
 
 class TestRecipes:
     def test_arms_differ_in_clipping_and_noise_only(self):
         for config in (dp_celeba.get_config(), dp_digits.get_config()):
-            configs = [arm.config.to_dict() for arm in dp_defense.arms(config)]
+            configs = [arm.to_dict() for arm in dp_defense.arms(config).values()]
             for one in configs:
                 one["dp"].pop("epsilon")
                 one["attack"].pop("seed")
@@ -124,8 +124,8 @@ class TestRecipes:
 
     def test_the_authors_recipes_differ(self):
         arms = dp_defense.arms(dp_celeba.get_config("as_published"))
-        vanilla = training.TrainingRecipe(**arms[0].config.train.recipe)
-        private = training.TrainingRecipe(**arms[1].config.train.recipe)
+        vanilla = training.TrainingRecipe(**arms["vanilla"].train.recipe)
+        private = training.TrainingRecipe(**arms["epsilon_1"].train.recipe)
         assert vanilla.steps == private.steps == 15_625 == 500 * 1000 / 32
         assert (vanilla.flips, vanilla.compute_dtype, vanilla.warmup_steps) == (True, "bfloat16", 5000)
         assert (private.flips, private.compute_dtype, private.warmup_steps) == (False, "float32", 0)
@@ -157,9 +157,9 @@ class TestTable:
 
     def test_papers_values_stand_beside_the_authors_recipes_only(self, table):
         for variant, shown in (("as_published", True), ("paper", False)):
-            vanilla, *_, private = dp_defense.arms(dp_celeba.get_config(variant))
+            vanilla, *_, private = dp_defense.arms(dp_celeba.get_config(variant)).values()
             for arm, like in ((table.vanilla, vanilla), (table.private[1], private)):
-                config = json.loads(like.config.to_json())
+                config = json.loads(like.to_json())
                 here = arm._replace(run=arm.run._replace(study="dp_celeba", variant=variant, config=config))
                 assert dp_table.is_papers_setting(here) == shown
                 config["train"]["recipe"]["learning_rate"] = 1.0
@@ -216,13 +216,13 @@ class TestCheck:
             rows = tuple(row._replace(scores=scores) for row in run.rows)
             return arm._replace(run=run._replace(rows=rows, member=member))
 
-        rng = np.random.default_rng(0)
-        honest = dp_table.check(with_scores(rng.normal(size=2000)))
-        assert honest.refuting == ()
-        assert honest.bound.epsilon < 1
-        leaking = dp_table.check(with_scores(rng.normal(size=2000) - 4 * member))
-        assert len(leaking.refuting) == len(run.rows)
-        assert arm.epsilon < leaking.bound.epsilon <= leaking.bound.ceiling
+        rng, delta = np.random.default_rng(0), arm.privacy["delta"]
+        honest, leaking = (with_scores(rng.normal(size=2000) - shift * member) for shift in (0, 4))
+        assert dp_table.check(honest).refuting == ()
+        assert dp_table.lower_bound(honest.run, honest.best, delta).epsilon < 1
+        assert len(dp_table.check(leaking).refuting) == len(run.rows)
+        bound = dp_table.lower_bound(leaking.run, leaking.best, delta)
+        assert arm.epsilon < bound.epsilon <= bound.ceiling
 
     def test_measured_rates_above_the_bound_are_named(self, kept):
         arm = kept.private[0]

@@ -139,17 +139,15 @@ class TestSettings:
         assert times[1].auc[0] > times[0].auc[0] + 0.1  # before t = 100 the model knows nothing
 
     def test_differences_are_those_of_the_parts(self, study):
-        run = study.runs[0]
-        half = run.calibration_half()
-        parts = cross_fit.cut(half, run.results.seed)
+        parts = cross_fit.cut(study.runs[0])
         jobs = {
-            name: [job for job in half.jobs if job.attack.name == name and job.setting["t"] == 120]
+            name: [job for job in parts.jobs if job.attack.name == name and job.setting["t"] == 120]
             for name in ("pia_l2", "sima_l4")
         }
         first, second = (cross_fit.scores(parts, jobs[name]) for name in jobs)
         expected = []
         for part in (parts.first, ~parts.first):
-            cut = [(s[part & half.member], s[part & ~half.member]) for s in (first, second)]
+            cut = [(s[part & parts.member], s[part & ~parts.member]) for s in (first, second)]
             expected.append(naive(*cut))
         found = cross_fit.difference(parts, first, second)
         assert found.value == pytest.approx(np.mean([value for value, _ in expected]))

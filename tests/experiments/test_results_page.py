@@ -27,7 +27,7 @@ def panel(n, lead, asr_of_dime, asr_of_level):
     curves = {"dime": curve(asr_of_dime), "sima_mc_shared": curve(asr_of_level), "sima_mc_gaussian": curve([0.4] * 3)}
     sigma = [0.1, 0.3, 0.6]
     gaussian = estimates([value + 0.1 for value in lead])
-    correlation = synthetic.noise_correlation(lead, sigma)
+    correlation = synthetic.rank_correlation(lead, sigma)
     return Panel(n, 10, [5, 50, 200], [0.99, 0.9, 0.6], sigma, curves, {}, estimates(lead), gaussian, correlation)
 
 

@@ -42,18 +42,22 @@ def test_seed_0_of_the_digits_is_the_study_itself():
 
 def test_each_seed_has_its_workdir(tmp_path):
     made = list(seeds.seeded(digits.get_config("smoke"), tmp_path, ["0", "2"]))
-    assert [one.workdir for one in made] == [tmp_path / "seed_0", tmp_path / "seed_2"]
-    assert [one.config.data.split_seed for one in made] == [0, 2]
-    (alone,) = seeds.seeded(synthetic.get_config(), tmp_path, [])
-    assert alone.workdir == tmp_path
+    assert [workdir for _, workdir in made] == [tmp_path / "seed_0", tmp_path / "seed_2"]
+    assert [config.data.split_seed for config, _ in made] == [0, 2]
+    ((_, workdir),) = seeds.seeded(synthetic.get_config(), tmp_path, [])
+    assert workdir == tmp_path
 
 
 @pytest.mark.parametrize(
     ("config", "wanted", "message"),
     [
-        (digits.get_config(), ["1", "1"], "expected different whole numbers such as --seeds=0,1,2, got '1'"),
+        (digits.get_config(), ["1", "1"], "--seeds must be different whole numbers such as 0,1,2, got '1'"),
         (digits.get_config(), ["-1"], "got '-1'"),
-        (cifar10.get_config(), ["0", "1"], r"expected a split that a seed can change, got all of config\.data\.split="),
+        (
+            cifar10.get_config(),
+            ["0", "1"],
+            r"--seeds needs a split that a seed changes, got all images of config\.data\.split=",
+        ),
     ],
 )
 def test_bad_seeds_are_refused(tmp_path, config, wanted, message):

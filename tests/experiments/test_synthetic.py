@@ -163,9 +163,9 @@ class TestAttackStudy:
     @pytest.mark.slow
     def test_dime_leads_on_average_for_each_n_and_q(self, reduced):
         study = synthetic.attack_study(reduced)
-        assert [panel.n for panel in study.dataset_size] == [10, 100]
-        assert [panel.q for panel in study.query_budget] == [1, 10, 30]
-        for panel in (*study.dataset_size, *study.query_budget):
+        assert [panel.n for panel in study["dataset_size"]] == [10, 100]
+        assert [panel.q for panel in study["query_budget"]] == [1, 10, 30]
+        for panel in (*study["dataset_size"], *study["query_budget"]):
             for sima in ("sima_mc_shared", "sima_mc_gaussian"):
                 assert panel.mean_auc["dime"] >= panel.mean_auc[sima], (panel.n, panel.q, sima)
             lead = [estimate.value for estimate in panel.auc_lead]
@@ -234,7 +234,7 @@ class TestRun:
     def test_same_config_same_bytes(self, smoke, workdir, tmp_path):
         config = get_config("smoke")
         with figures.style():
-            panels = synthetic.attack_study(config).query_budget
+            panels = synthetic.attack_study(config)["query_budget"]
             synthetic.save_study(tmp_path, "query_budget", panels, synthetic.draw_attack_panels)
         for path in tmp_path.iterdir():
             assert path.read_bytes() == (workdir / path.name).read_bytes(), path.name
@@ -253,12 +253,6 @@ class TestRun:
     def test_config_is_locked(self, config):
         with pytest.raises(AttributeError):
             config.sead = 1
-
-    def test_progress_prints_plain_lines(self, capsys):
-        report = synthetic.progress(2)
-        report("one")
-        report("two")
-        assert capsys.readouterr().out == "[1/2] one\n[2/2] two\n"
 
 
 class TestFigures:
@@ -298,7 +292,7 @@ def test_command_line_gives_the_same_bytes(smoke, workdir, tmp_path):
 @pytest.mark.slow
 def test_full_config_dime_leads(config):
     study = synthetic.attack_study(config)
-    assert [panel.n for panel in study.dataset_size] == [10, 100, 1000]
-    for panel in (*study.dataset_size, *study.query_budget):
+    assert [panel.n for panel in study["dataset_size"]] == [10, 100, 1000]
+    for panel in (*study["dataset_size"], *study["query_budget"]):
         assert panel.mean_auc["dime"] >= panel.mean_auc["sima_mc_shared"] >= panel.mean_auc["sima_mc_gaussian"]
         assert panel.mean_auc["dime_theory"] >= panel.mean_auc["sima_mc_shared"]

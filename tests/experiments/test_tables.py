@@ -1,7 +1,6 @@
 """Tables from score tables: against the metrics of plain arrays, and what may stand beside the paper's values."""
 
 import csv
-import io
 import json
 import pathlib
 import re
@@ -12,6 +11,7 @@ from scipy import stats
 from small_runs import make_run, pretend
 
 import dime_jax as dj
+from dime_jax._util.csv import write_csv
 from dime_jax.attacks import registry
 from dime_jax.protocol import stages
 from dime_jax.scoring import planning
@@ -116,7 +116,7 @@ class TestRun:
         assert runs.read_run(directory).name == "cifar10:paper"
 
     def test_other_directories_are_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"is no run of experiments\.attack: no config\.json in it"):
+        with pytest.raises(ValueError, match=r"is not a run of experiments\.attack: it has no config\.json"):
             runs.read_run(tmp_path)
 
 
@@ -209,7 +209,7 @@ def study_section(directory, page):
 
 
 class TestRendering:
-    def test_the_formats_hold_the_same_numbers(self, run):
+    def test_the_formats_hold_the_same_numbers(self, run, tmp_path):
         table = run_table.make_table(run)
         dime = row_of(run, "dime", 10)
         values = [f"{100 * getattr(dime.result, name).value:.1f}" for name in runs.METRICS]
@@ -223,7 +223,9 @@ class TestRendering:
         assert re.findall(r"([\d.]+) \[[\d., ]+\] \(([\d.]+)\)", latex) == list(
             zip(values, ["86.43", "93.35", "47.23"])
         )
-        (record,) = [r for r in csv.DictReader(io.StringIO(tables.to_csv([table]))) if r["title"] == "DIME 10+1"]
+        write_csv(tmp_path / "tables.csv", [tables.csv_row(run, line) for line in table.lines])
+        with (tmp_path / "tables.csv").open(encoding="utf-8", newline="") as file:
+            (record,) = [record for record in csv.DictReader(file) if record["title"] == "DIME 10+1"]
         assert float(record["auc"]) == dime.result.auc.value
         assert float(record["paper_auc"]) == 0.9335
         assert int(record["queries_per_image"]) == 11
@@ -256,7 +258,7 @@ class TestRendering:
         assert "`W/attack/test`" in elsewhere
 
     def test_no_runs(self, tmp_path):
-        with pytest.raises(ValueError, match="expected at least one run directory"):
+        with pytest.raises(ValueError, match="--runs must name at least one run directory"):
             tables.write_tables([], pathlib.Path(tmp_path))
 
 

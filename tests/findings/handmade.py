@@ -10,13 +10,12 @@ from dime_jax.data.role_checks import DuplicateFacts, RoleCounts
 from dime_jax.evidence import Change, Direction, FractionUsed, Judgement, SetTest, WitnessAuc
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import results
-from dime_jax.findings.deletion import CompareRecord
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import facts
-from dime_jax.protocol.arrays import AuditArrays, CompareArrays, KnownStatistics, PictureStatistics, Thumbnails
+from dime_jax.protocol.arrays import AuditArrays, KnownStatistics, PictureStatistics, Thumbnails
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.evaluation import AtThreshold, ResultRow
-from dime_jax.protocol.record import KnownImages, Record
+from dime_jax.protocol.record import CompareRecord, KnownImages, Record
 from dime_jax.scoring.score_table import NOT_FINITE, OK, ScoreTable
 
 SIMA = Calibration("sima_l4", {"t": 70}, (1.0,), {}, None, -np.inf, 0.8, 1)  # its score is the reading itself
@@ -105,9 +104,7 @@ def record(
     made = HandMade(pathlib.Path(), facts.AuditFacts(**of_audit), arrays)
     split = Split(positions[n + m :], positions[:n])
     known = KnownImages(table(everything), split)
-    made.__dict__.update(
-        candidates=known.table if m else None, known=known, calibrations=[SIMA], calibration=calibration
-    )
+    made.__dict__.update(tables=[known.table] if m else [], known=known, calibrations=[SIMA], calibration=calibration)
     return made
 
 
@@ -116,12 +113,12 @@ def compare_record(heldout, candidates, *, level=0.2, far=(), checks=(PASSED, PA
     n, m = np.shape(heldout)[1], np.shape(candidates)[1]
     places = np.arange(n + m)
     seen = PictureStatistics(0.1 * pictures(m, far), places[:n], pictures(n))
-    arrays = CompareArrays(places[:n], places[n:], np.full(n + m, -1), seen)
+    arrays = AuditArrays(places[:n], places[n:], np.full(n + m, -1), statistics=seen)
     models = facts.BeforeAfter(MODEL, dataclasses.replace(MODEL, name="less"))
     of_both = facts.CompareFacts(models=models, image_warnings=("blurred",), **_run_facts(level, 0, changes))
     made = CompareRecord(pathlib.Path(), of_both, arrays)
-    tables = (table(np.concatenate([heldout[k], candidates[k]]), name, 100) for k, name in enumerate(("old", "new")))
-    made.__dict__.update(tables=facts.BeforeAfter(*tables), decider=SIMA, checks=facts.BeforeAfter(*checks))
+    tables = [table(np.concatenate([heldout[k], candidates[k]]), name, 100) for k, name in enumerate(("old", "new"))]
+    made.__dict__.update(tables=tables, calibrations=[SIMA], checks=list(checks))
     made.__dict__.update({} if direction is None else {"direction": direction})
     return made
 

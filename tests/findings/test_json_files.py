@@ -51,4 +51,4 @@ def test_nothing_there_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"holds no results: no results\.json in it"):
         json_files.read_results(tmp_path)
     with pytest.raises(ValueError, match=r"holds no comparison: no compare\.json in it"):
-        json_files.read_compare_facts(tmp_path)
+        json_files.read_comparison(tmp_path)

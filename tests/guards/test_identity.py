@@ -20,7 +20,7 @@ def function(eps=tanh_model, name="mine", shape=SHAPE, **others):
 def recognise(directory, model, **options):
     """As a run does that begins or goes on."""
     options = scoring.ScoringOptions(**{"silent": True, "retry": RETRY, **options})
-    if (ask := identity.guarded(directory, model, options).before_asking) is not None:
+    if (ask := identity.guard(directory, model, options).before_asking) is not None:
         ask()
 
 
@@ -48,8 +48,9 @@ def test_damage_is_found_before_the_model_is_asked(tmp_path):
     jobs = planning.grid_jobs(["sima_l4"], "quick", settings=[{"t": 70}])
 
     def score(model):
-        options = identity.guarded(tmp_path, model, scoring.ScoringOptions(silent=True, micro_batch=8))
-        return scoring.score(model, source, jobs, tmp_path / "table", options=options)
+        options = scoring.ScoringOptions(silent=True, micro_batch=8)
+        hooks = identity.guard(tmp_path, model, options)
+        return scoring.score(model, source, jobs, tmp_path / "table", options=options, hooks=hooks)
 
     table, other = score(function()), function(lambda x, t: np.asarray(x))
     with pytest.raises(ValueError, match="mine is another model"):  # it would be given the answers of the first

@@ -12,7 +12,7 @@ import pytest
 import dime_jax as dj
 from checkpoints_convert import convert as converter
 from checkpoints_convert import mapping
-from checkpoints_convert.checkpoint import Dialect, Known, by_convention, file_checkpoint
+from checkpoints_convert.checkpoint import Dialect, Facts, Known, by_convention, file_checkpoint
 from dime_jax import models
 from dime_jax.loading import model_directory
 from dime_jax.models.checks import Channels
@@ -51,7 +51,8 @@ def naming(spec):
 def open_weights(weights, options):
     spec = ToySpec(width=mapping.width_of(weights.state, [("embedder.bias", 0)]))
     schedule, prediction = by_convention(models.ScheduleSpec(), "toys"), by_convention("epsilon", "toys")
-    return file_checkpoint(weights, options, spec, naming(spec), Known((8, 8), "toys are small"), schedule, prediction)
+    facts = Facts(Known((8, 8), "toys are small"), schedule, prediction)
+    return file_checkpoint(weights, options, spec, naming(spec), facts)
 
 
 DIALECT = Dialect("toy", ("embedder.", "head."), open_weights)

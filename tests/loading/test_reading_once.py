@@ -15,7 +15,7 @@ from checkpoints_convert import ddim, mapping, torch_file, weights_file
 from checkpoints_convert.options import ConversionOptions
 from dime_jax.loading import conversion
 from dime_jax.models import DdpmUnetSpec
-from experiments.torch_writer import write_zip
+from tests.checkpoints_convert.torch_writer import write_zip
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 PIPELINE = GOLDEN / "latent" / "stable_diffusion"

@@ -65,7 +65,7 @@ def test_bad_models_are_refused():
         ({"image_shape": (32, 32, 1)}, "image_channels=3"),
         ({"image_shape": (32, 32)}, "image_shape"),
         ({"prediction": "score"}, "prediction 'score'"),
-        ({"denoiser": dataclasses.replace(unet, time_table_steps=10)}, "time table of at least 1000"),
+        ({"denoiser": dataclasses.replace(unet, time_table_steps=10)}, "time_table_steps must be >= 1000"),
     ]:
         with pytest.raises(ValueError, match=message):
             ModelSpec(**{"denoiser": unet, "image_shape": (32, 32, 3), **change})

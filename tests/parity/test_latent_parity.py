@@ -14,7 +14,6 @@ import pytest
 from checkpoints_convert.convert import open_checkpoint
 from checkpoints_convert.diffusers import _part
 from checkpoints_convert.diffusers_configs import parse_conditional_unet
-from checkpoints_convert.part_files import DIFFUSERS_FILES
 from dime_jax import models
 from dime_jax.models import ConditionalUnetSpec
 
@@ -131,7 +130,7 @@ def test_the_unet_of_stable_diffusion_1(tmp_path):
     network.save_pretrained(tmp_path)
     del network
     config = json.loads((tmp_path / "config.json").read_text())
-    part = _part("unet", parse_conditional_unet(config), tmp_path, DIFFUSERS_FILES)
+    part = _part("unet", parse_conditional_unet(config), tmp_path)
     assert part.spec == ConditionalUnetSpec()
     variables = part.variables()
     got = jitted(models.build(part.spec).apply, variables, to_jax(x), t.int().numpy(), context.numpy())

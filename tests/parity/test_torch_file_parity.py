@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from checkpoints_convert.torch_file import CheckpointError, load
-from experiments.torch_writer import STORAGE_NAMES, Parameter, write_legacy, write_zip
+from tests.checkpoints_convert.torch_writer import STORAGE_NAMES, Parameter, write_legacy, write_zip
 
 torch = pytest.importorskip("torch")
 

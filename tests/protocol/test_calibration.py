@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dime_jax import attacks
-from dime_jax._util.records import plain
+from dime_jax._util.records import parse, plain
 from dime_jax.attacks import registry
 from dime_jax.attacks.rules import Weights, at_angle
 from dime_jax.evidence import metrics
@@ -139,13 +139,13 @@ class TestJson:
         dime = calibrate(DIME, schedule, [{"t": 50, "gamma": 0.1, "q": 1}], [dime_terms(rng, 50, (1, 0))])
         loss = Calibration("loss", {"t": 30}, (1.0,), {}, None, -np.inf, 0.5, 1)
         for frozen in (dime, loss):
-            assert Calibration.from_json(json.loads(json.dumps(plain(frozen))), "here") == frozen
+            assert parse(Calibration, json.loads(json.dumps(plain(frozen))), "here") == frozen
         assert plain(loss)["tau"] is None
 
     def test_entries_without_weights_are_refused_in_one_line(self):
         entry = {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
         with pytest.raises(ValueError, match="expected here to have 'weights', it has attack, setting, phi") as error:
-            Calibration.from_json(entry, "here")
+            parse(Calibration, entry, "here")
         assert "\n" not in str(error.value)
 
 

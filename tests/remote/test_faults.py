@@ -151,7 +151,7 @@ def test_a_day_is_not_waited_for(tmp_path, after):
         (stub.busy(200, text=b'{"outputs": []}'), r"must be eps of float32 \[4, 4, 4, 1\], got nothing"),
         (stub.busy(200, text=b"[" * 100_000), "not JSON|sends 100,000 bytes"),
         (stub.busy(401), "requires a token: give it by --token_env or --token_file"),
-        (stub.busy(413, text=b'{"error": "too\\nlarge \\u001b[31m"}'), r"HTTP 413: too large \?\[31m"),
+        (stub.busy(413, text=b'{"error": "too\\nlarge \\u001b[31m"}'), r"HTTP 413: too large \\x1b\[31m"),
         (stub.busy(302, {"Location": "http://127.0.0.1:1/"}), "redirects in a way that queries cannot follow"),
     ],
 )

@@ -190,7 +190,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         candidates="digits",
         remote=dj.RemoteOptions(token_env="A_TOKEN"),
     )
-    with pytest.raises(ValueError, match="expected both models on one server where a token is named"):
+    with pytest.raises(ValueError, match="both models must be on one server if a token is given"):
         auditing.compare(config, "http://127.0.0.1:2/v2/models/m")
     assert not list(tmp_path.iterdir())
 

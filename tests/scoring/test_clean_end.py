@@ -22,8 +22,8 @@ PROCESSES, AT_ONCE = 24, 4
 @pytest.mark.parametrize("damage", [False, True])
 def test_shards_are_read_in_the_calling_thread_alone(tmp_path, monkeypatch, damage):
     """A reader that another thread holds aborts the process if the interpreter ends before that thread does."""
-    rows = shards.Rows(0, np.arange(1000), [str(i) for i in range(1000)], np.zeros(1000), np.ones((3, 1000)))
-    content = shards.encode(shards._to_arrow(rows))
+    rows = shards.rows_of(0, np.arange(1000), [str(i) for i in range(1000)], np.zeros(1000), np.ones((3, 1000)))
+    content = shards.encode(rows)
     if damage:
         content = content[:100] + bytes(200) + content[300:]
     held = sys.getrefcount(content)

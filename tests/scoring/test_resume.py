@@ -302,6 +302,6 @@ def test_a_table_answers_only_what_was_asked(tmp_path):
     table = scoring.score(network(), source(), ONE, tmp_path, options=quiet(devices=jax.local_devices()[:1]))
     assert table.readings["Raw(t=70).l4"].shape == (21,)
     np.testing.assert_array_equal(table.schedule.sigma_table, SCHEDULE.sigma_table)
-    with pytest.raises(ValueError, match=r"does not hold sima_l4 at \{'t': 10\}: no Raw\(t=10\).l4"):
+    with pytest.raises(ValueError, match=r"has no sima_l4 at \{'t': 10\}: no Raw\(t=10\).l4"):
         table.terms(planning.Job(ONE[0].attack, {"t": 10}))
     assert table.seconds_per_query > 0

@@ -1,8 +1,9 @@
-"""The audit, stage after stage: open, check, score, calibrate, score, find, report.
+"""The audit, from one stage to the next: open, check, score, calibrate, score, find, report.
 
 Every stage that makes queries continues where it was interrupted; the others take seconds and are repeated.
 """
 
+import dataclasses
 import os
 import pathlib
 import platform
@@ -30,7 +31,7 @@ from dime_jax.loading.opening import OpenedModel, open_model
 from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
-from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts
+from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts, RunFacts
 from dime_jax.protocol.record import Record, candidates_directory, read_known, variations_directory
 from dime_jax.report import html
 
@@ -59,15 +60,12 @@ def audit(config: AuditConfig) -> AuditResult:
     model = open_model(config.model, cache=cache, remote=config.remote, say=config.options.say, **config.model_options)
     images = open_images(config, model.denoiser)
     config.options.say(_introduction(model, images))
-    for warning in [*config.left_out(config.offered(model.denoiser)), *images.warnings]:
-        config.options.say(f"warning: {warning}")
-    config.directory.mkdir(parents=True, exist_ok=True)
-    config = cost.announced(config, images, model.denoiser)
-    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"))
+    begin(config, model.denoiser, images)
+    hooks = scoring.Hooks(on_rate=cost.eta_hook(config, images, model.denoiser))
+    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"), hooks)
     if len(images.candidates):
-        score_candidates(
-            config, model.denoiser, images, decision, candidates_directory(config.directory, decision.label)
-        )
+        directory = candidates_directory(config.directory, decision.label)
+        score_candidates(config, model.denoiser, images, decision, directory)
     if len(images.candidates) and config.variations:
         _score_variations(config, model.denoiser, images, decision)
     on_first_process(lambda: _write_record(config, model, images, decision))
@@ -89,50 +87,36 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         blind = fit_blind(
             images.source, images.groups, data.transform_for(images.source, shape), known.split, config.seed
         )
-    if halves is not None and asked_captions(config, model.denoiser) == "own":
+    if halves is not None and model.denoiser.takes_text and config.captions != "none":
         captions = fit_caption_baseline(images.source, images.groups, known.split, config.seed)
-    unusable = images.count_unusable()
+    shared = describe_run(config, model.denoiser, images, decision)
+    counts = dataclasses.replace(
+        shared.images,
+        heldout=len(images.split.heldout),
+        calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
+        test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
+    )
+    noisy = identity.noise_warnings(config.directory, model.denoiser.fingerprint)
     facts = AuditFacts(
-        settings=config.settings(),
-        images=ImageCounts(
-            members=len(images.split.member),
-            heldout=len(images.split.heldout),
-            calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
-            test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
-            candidates=len(images.candidates) + unusable.candidates,
-            unusable=unusable,
-        ),
-        unusable_candidates=images.unusable_candidates(),
-        attack_module=describe_module(config.attack_module),
-        decided_by=decision.label,
-        chosen=decision.why,
-        theory_setting=decision.theory_setting,
-        duplicates=images.duplicates,
-        environment=environment(),
-        captions=asked_captions(config, model.denoiser),
+        **vars(dataclasses.replace(shared, images=counts)),
         grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),
         model=describe_model(model),
-        warnings=(
-            *images.warnings,
-            *blind.warnings,
-            *captions.warnings,
-            *identity.noise_warnings(config.directory, model.denoiser.fingerprint),
-        ),
+        warnings=(*images.warnings, *blind.warnings, *captions.warnings, *noisy),
         blind_auc=blind.auc,
         caption_auc=captions.auc,
     )
-    truth = np.zeros(0, bool) if images.truth is None else images.truth
     arrays = AuditArrays(
         decision.heldout,
         images.candidates,
-        truth,
         images.groups,
-        thumbnails,
-        statistics,
-        blind.scores,
-        captions.scores,
-        known_statistics,
+        thumbnails=thumbnails,
+        statistics=statistics,
+        blind=blind.scores,
+        caption_blind=captions.scores,
+        known_statistics=known_statistics,
     )
+    if images.truth is not None:
+        arrays = dataclasses.replace(arrays, truth=images.truth)
     json_files.write_record(config.directory, facts, arrays)
 
 
@@ -170,7 +154,8 @@ def _score(
         indices=stages.shuffled(indices, config.seed),
         tolerated=tolerated,
         seed=config.seed,
-        options=decision.options.within(config.directory),
+        options=config.options.within(config.directory),
+        hooks=decision.hooks,
     )
 
 
@@ -206,13 +191,42 @@ def describe_model(model: OpenedModel) -> ModelFacts:
     )
 
 
-def asked_captions(config: AuditConfig, denoiser: Denoiser) -> str | None:
-    """With which captions the model is asked: "own" or "none"; None if it takes none."""
-    return (config.captions or "own") if denoiser.takes_text else None
+def begin(config: AuditConfig, denoiser: Denoiser, images: CheckedImages) -> None:
+    """Warn of what is left out and of what is wrong with the images, and make the output directory."""
+    for warning in [*config.left_out(config.offered(denoiser)), *images.warnings]:
+        config.options.say(f"warning: {warning}")
+    config.directory.mkdir(parents=True, exist_ok=True)
 
 
-def environment() -> Environment:
-    """Where this runs, for the record."""
+def describe_run(
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    decision: Decision,
+    after: str | os.PathLike[str] | Denoiser | None = None,
+) -> RunFacts:
+    """What audits and comparisons (with the model `after`) both write down."""
+    unusable = images.count_unusable()
+    return RunFacts(
+        settings=config.settings(after),
+        images=ImageCounts(
+            members=len(images.split.member),
+            heldout=len(decision.heldout),
+            candidates=len(images.candidates) + unusable.candidates,
+            unusable=unusable,
+        ),
+        unusable_candidates=images.unusable_candidates(),
+        attack_module=describe_module(config.attack_module),
+        decided_by=decision.label,
+        chosen=decision.why,
+        theory_setting=decision.theory_setting,
+        duplicates=images.duplicates,
+        environment=_environment(),
+        captions=(config.captions or "own") if denoiser.takes_text else None,
+    )
+
+
+def _environment() -> Environment:
     device = jax.devices()[0]
     return Environment(
         devices=f"{jax.device_count()} x {device.device_kind}",
