@@ -87,7 +87,7 @@ def test_an_unknown_option_is_one_line_that_names_the_known_ones():
 def test_facts_from_a_stranger_are_printed_safely(tmp_path):
     model = shutil.copytree(pathlib.Path(dj.__file__).parent / "shipped_models" / "digits", tmp_path / "m")
     many = ["x" * 1000] * 1000
-    for facts, shown in ((["a\x1b[2J\nb", 3], ("a?[2J?b", "3")), ("text", ()), (many, ("x" * 500,) * 20)):
+    for facts, shown in ((["a\x1b[2J\nb", 3], ("a\\x1b[2J\\nb", "3")), ("text", ()), (many, ("x" * 500,) * 20)):
         contents = json.loads((model / "spec.json").read_text())
         contents["metadata"]["facts"] = facts
         (model / "spec.json").write_text(json.dumps(contents))
