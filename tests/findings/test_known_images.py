@@ -81,7 +81,7 @@ def test_the_blind_baseline_is_set_beside_the_attack_on_the_images_that_have_bot
     ("groups", "share"),
     [
         ([-1] * 12, None),
-        ([1, *[-1] * 11], None),  # of one image
+        ([1, 2, *[-1] * 10], None),  # of one image each
         ([*[-1] * 9, 4, 4, 4], "25%"),
         ([1, 1, *[-1] * 6, 4, 4, 4, 4], "50%"),
     ],

@@ -4,6 +4,7 @@ import pytest
 from handmade import ABOVE, BELOW, FAILED, FRACTION, PASSED, UNSURE, audit, blind, deletion, found, row, set_test
 
 from dime_jax.evidence import NOT_CHECKED, DeletionVerdict
+from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import wording
 from dime_jax.findings.results import LikenessFound
 from dime_jax.protocol.facts import BeforeAfter
@@ -50,10 +51,14 @@ ALONE = "With 60 held-out images, no candidate can be singled out; that would ta
     [
         (found(), f"{COUNTS} As a set, they look like training images (p = 0.001)."),
         (found(set_test=set_test(0.3)), "they cannot be told apart from images the model never saw (p = 0.30)."),
+        (found(evidence=0), "they look like training images (p = 0.001)."),
         (found(can_decide=False), COUNTS),
         (found(set_test=None), COUNTS),
         (found(withheld="they differ"), "No verdict is given on any of the 40 candidates: they differ."),
-        (found(evidence=0, candidates_needed=2, set_test=set_test(0.05)), f"(p = 0.050). {ALONE}"),
+        (
+            found(evidence=0, candidates_needed=2, set_test=set_test(0.05)),
+            f"they look like training images (p = 0.050). {ALONE}",
+        ),
     ],
 )
 def test_candidates(candidates, end):
@@ -70,6 +75,7 @@ def test_candidates(candidates, end):
         (audit(direction=BELOW), ["Members look less like training images than held-out images do"]),
         (audit(blind_baseline=blind(False, False)), []),
         (audit(blind_baseline=blind(True, False)), ["A classifier that never saw the model tells the two sets apart"]),
+        (audit(caption_baseline=blind(False, False)), []),
         (audit(caption_baseline=blind(True, True)), ["The captions alone, without model or pictures, tell the two"]),
         (
             audit(candidates=found(likeness=UNLIKE)),
@@ -128,4 +134,5 @@ def test_every_number_has_its_interval():
     assert "About 50 % of them were used in training (95 % interval: 40 to 62 %), if" in wording.fraction(FRACTION)
     wide = wording.fraction(FRACTION._replace(low=0.04, high=0.95))
     assert wide == "Which fraction of them was used cannot be told: anything from 4 to 95 % fits."
+    assert wording.points(Estimate(0.0, -0.013, 0.054)) == "+0.0 points (−1.3 to +5.4)"
     assert [wording.p_text(p) for p in (None, 0.00099, 0.25)] == ["p unknown", "p < 0.001", "p = 0.25"]

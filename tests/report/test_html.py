@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from handmade import audit, deletion, found, record
+from handmade import audit, deletion, found, record, settings
 
 from dime_jax.evidence import DeletionVerdict, Verdict
+from dime_jax.findings.finding import Findings
 from dime_jax.findings.results import AdjustedFound, CandidateRow, DeletionRow, Headline, Truth
 from dime_jax.protocol.arrays import Thumbnails
 from dime_jax.report import audit_figures, html
@@ -16,11 +17,18 @@ HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror='alert(2)'>"
 HEADLINE = Headline(f"Answer {HOSTILE}", f"50 % {HOSTILE}", HOSTILE, (f"Alarm {HOSTILE}",))
 
 
-def render(results, candidates=()):
-    shown = [(one, None) for one in candidates]
-    values = {"results": results, "row": results.deciding_row, "asked": {"model": HOSTILE}, "figures": []}
-    values["verdict_classes"] = html._VERDICT_CLASSES
-    return html.render("audit.html", candidates=shown, shown=html.SHOWN_ROWS, gallery=[], floor=0, **values)
+@pytest.fixture
+def render(tmp_path, monkeypatch):
+    """The page of findings, without figures."""
+    monkeypatch.setattr(audit_figures, "draw_all", lambda *arguments: [])
+
+    def page(results, candidates=()):
+        made = record(np.arange(1.0, 20.0))
+        object.__setattr__(made, "directory", tmp_path)
+        html.write_report(made, Findings(results, list(candidates)))
+        return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    return page
 
 
 def rows_of(page):
@@ -41,11 +49,15 @@ def assert_harmless(page):
     assert "default-src 'none'; img-src data:;" in page
 
 
-def test_whatever_strangers_named_stays_text():
+def test_whatever_strangers_named_stays_text(render):
     model = audit().model.__class__(**{**vars(audit().model), "name": HOSTILE, "origin": HOSTILE, "facts": (HOSTILE,)})
     candidate = CandidateRow(id=HOSTILE, reason=HOSTILE, note=HOSTILE, verdict=Verdict.CANNOT_TELL)
     results = audit(
-        model=model, headline=HEADLINE, warnings=(HOSTILE,), candidates=found(warnings=(HOSTILE,), withheld=HOSTILE)
+        model=model,
+        settings=settings(model=HOSTILE),
+        headline=HEADLINE,
+        warnings=(HOSTILE,),
+        candidates=found(warnings=(HOSTILE,), withheld=HOSTILE),
     )
     page = render(results, [candidate])
     assert_harmless(page)
@@ -53,7 +65,7 @@ def test_whatever_strangers_named_stays_text():
     assert "50\N{NO-BREAK SPACE}%" in page
 
 
-def test_candidates_have_what_is_known_of_them_and_dashes_for_the_rest():
+def test_candidates_have_what_is_known_of_them_and_dashes_for_the_rest(render):
     told = {"score": 0.12345, "p_value": 0.05, "q_value": 0.1, "verdict": Verdict.EVIDENCE, "note": "near copy of b"}
     judged = CandidateRow(id="a", reason="", member=True, p_adjusted=0.025, **told)
     rows = [judged, CandidateRow(id="b", reason="could not be read: is empty")]
@@ -69,7 +81,7 @@ def test_candidates_have_what_is_known_of_them_and_dashes_for_the_rest():
     ]
 
 
-def test_withheld_verdicts_show_no_number():
+def test_withheld_verdicts_show_no_number(render):
     withheld = found(withheld="they are unlike", set_withheld="they are unlike", set_test=None, can_decide=False)
     page = render(audit((), candidates=withheld), [CandidateRow(id="a", score=0.5, reason="they are unlike")])
     assert "no verdict on 40 candidates: they are unlike" in page
