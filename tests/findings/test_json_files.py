@@ -52,3 +52,11 @@ def test_nothing_there_is_said(tmp_path):
         json_files.read_results(tmp_path)
     with pytest.raises(ValueError, match=r"holds no comparison: no compare\.json in it"):
         json_files.read_comparison(tmp_path)
+
+
+def test_a_row_of_another_type_is_named(tmp_path):
+    kept = ROOT / "docs" / "results" / "digits" / "seed_0" / "results.json"
+    contents = json.loads(kept.read_text(encoding="utf-8"))
+    (tmp_path / "results.json").write_text(json.dumps({**contents, "results": [1]}))
+    with pytest.raises(ValueError, match=r"results\.json\.results\[0\] to be an object, got '1'"):
+        json_files.read_results(tmp_path)
