@@ -84,7 +84,7 @@ class Part(Generic[SpecT]):
             needed = models.count_values(models.param_shapes(self.spec))
             held = sum(tensor.size for tensor in state.values())
             if needed > 2 * held:
-                raise ValueError(f"expected the {needed:,} values of the network that it describes, got {held:,}")
+                raise ValueError(f"must hold the {needed:,} values of the network that it describes, got {held:,}")
             return mapping.to_variables(state, self.name_table(state), _progress(self.file.stat().st_size))
 
 
@@ -211,7 +211,7 @@ def make_spec(
         missing = [name for name, fact in known.items() if fact is None]
         words = " and ".join(_WORDS[name] for name in missing)
         flags = " and ".join(f"--{name} ({_EXAMPLES[name]})" for name in missing)
-        raise ValueError(f"expected {flags}: the checkpoint does not hold the {words}")
+        raise ValueError(f"add {flags}: the checkpoint does not hold the {words}")
     spec = ModelSpec(
         denoiser=denoiser,
         image_shape=(*image_size.value, denoiser.x_shape[2] if autoencoder is None else autoencoder.image_channels),
@@ -279,7 +279,7 @@ def stored_schedule(weights: ChosenWeights) -> Known[ScheduleSpec] | None:
     if betas is None:
         return None
     if betas.ndim != 1 or not np.issubdtype(betas.dtype, np.floating):
-        raise ValueError(f"expected betas to be a list of numbers, got {betas.dtype} of shape {list(betas.shape)}")
+        raise ValueError(f"betas must be a list of numbers, got {betas.dtype} of shape {list(betas.shape)}")
     return Known(ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas.tolist())), "betas in the file")
 
 

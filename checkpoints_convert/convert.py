@@ -63,7 +63,7 @@ def _recognise(state: StateDict) -> Dialect:
     best = max(DIALECTS.values(), key=count)
     if 2 * count(best) <= len(state):
         names = ", ".join(sorted(state)[:3])
-        raise ValueError(f"unknown network: expected tensors named as in {', '.join(DIALECTS)}, got {names}, …")
+        raise ValueError(f"unknown network: its tensors must be named as in {', '.join(DIALECTS)}, got {names}, …")
     return best
 
 

@@ -77,9 +77,9 @@ class _Scheduler(NamedTuple):
 def open_folder(folder: Path, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a folder."""
     if options.dialect not in ("auto", DIALECT.name):
-        raise ValueError(f"{folder} is a folder: expected the dialect diffusers, got {options.dialect}")
+        raise ValueError(f"{folder} is a folder: its dialect must be diffusers, got {options.dialect}")
     if options.model_flags is not None:
-        raise ValueError(f"{folder} has its own config: expected no --model_flags")
+        raise ValueError(f"{folder} has its own config: omit --model_flags")
     network, place, which, config = _find_network(folder, options.weights)
     scheduler = _read_scheduler(folder, any_sampler=network.on_latents)
     with about(place / "config.json"):
@@ -137,7 +137,7 @@ def open_autoencoder(folder: Path) -> Part[AutoencoderSpec]:
 def _open_weights(weights: ChosenWeights, options: ConversionOptions) -> NoReturn:
     """Refuse a weights file by itself, which does not say enough."""
     del weights, options
-    raise ValueError("diffusers weights without their config: expected the folder that holds config.json")
+    raise ValueError("diffusers weights without their config: name the folder that holds config.json")
 
 
 def _part(name: str, spec: SpecT, folder: Path) -> Part[SpecT]:
@@ -162,7 +162,7 @@ def _check_index(index: JsonObject, network: _Network) -> None:
     for part in ("unet", "transformer", "scheduler"):
         library = index.get(part, ["diffusers"])
         if not isinstance(library, list) or library[:1] != ["diffusers"]:
-            raise ValueError(f"expected {part} from the library 'diffusers', got {str(library)[:60]}")
+            raise ValueError(f"{part} must be from the library 'diffusers', got {str(library)[:60]}")
 
 
 def _choose_network(folder: Path, weights: str | None) -> tuple[Path, str]:
@@ -173,9 +173,9 @@ def _choose_network(folder: Path, weights: str | None) -> tuple[Path, str]:
     if ema.is_dir() and raw.is_dir() and weights == "raw":
         return raw, "raw"
     if weights is not None and ema.is_dir():
-        raise ValueError(f"{folder} has no {weights} weights: expected --weights to be ema or raw")
+        raise ValueError(f"{folder} has no {weights} weights: --weights must be ema or raw")
     if weights is not None:
-        raise ValueError(f"{folder} has one set of weights, not marked as EMA or raw: expected no --weights={weights}")
+        raise ValueError(f"{folder} has one set of weights, not marked as EMA or raw: omit --weights={weights}")
     place = next((place for place in (raw, folder / "transformer") if place.is_dir()), folder)
     if not (place / "config.json").is_file():
         raise ValueError(f"{folder} is not a diffusers folder: no config.json, and no unet/ or transformer/ in it")
@@ -213,7 +213,7 @@ def _tokenizer_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
     found = {file.name for file in files}
     if "tokenizer.json" not in found and not {"vocab.json", "merges.txt"} <= found:
-        raise ValueError(f"{folder}: expected tokenizer.json, or vocab.json and merges.txt")
+        raise ValueError(f"{folder}: must hold tokenizer.json, or vocab.json and merges.txt")
     return files
 
 

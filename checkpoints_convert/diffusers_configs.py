@@ -188,7 +188,7 @@ def _list(given: JsonObject, key: str, length: int | None = None) -> tuple[Any, 
     value = given[key]
     if not isinstance(value, (list, tuple)) or not value or (length is not None and len(value) != length):
         expected = "a list" if length is None else f"a list of {length}, one for each level"
-        raise ValueError(f"expected {key} to be {expected}, got {str(value)[:60]}")
+        raise ValueError(f"{key} must be {expected}, got {str(value)[:60]}")
     return tuple(value)
 
 
@@ -345,7 +345,7 @@ def parse_scheduler(config: JsonObject, any_sampler: bool) -> tuple[ScheduleSpec
         refuse_unknown(config, _PLAIN_KEYS)
     missing = [key for key in _NEEDED_BETAS if key not in config and config.get("trained_betas") is None]
     if missing and name not in _DEFAULT_SAMPLERS:
-        raise ValueError(f"expected {missing[0]} in the config of the sampler {name[:60]!r}")
+        raise ValueError(f"the config of the sampler {name[:60]!r} has no {missing[0]}")
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in PREDICTIONS:
         raise ValueError(f"cannot honour prediction_type={str(prediction)[:60]!r}: expected {', '.join(PREDICTIONS)}")
@@ -361,7 +361,7 @@ def _beta_schedule(given: JsonObject) -> ScheduleSpec:
     betas, kind, zero_snr = given["trained_betas"], given["beta_schedule"], given["rescale_betas_zero_snr"]
     if betas is not None:
         if not isinstance(betas, list):
-            raise ValueError("expected trained_betas to be a list")
+            raise ValueError("trained_betas must be a list")
         return ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=zero_snr)
     if kind not in tuple(_BETA_SCHEDULES):
         raise ValueError(f"cannot honour beta_schedule={kind!r}: expected {', '.join(_BETA_SCHEDULES)}")

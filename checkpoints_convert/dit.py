@@ -38,7 +38,7 @@ def naming(spec: DitSpec) -> Naming:
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights, with the autoencoder of the options."""
     if options.autoencoder is None:
-        raise ValueError("holds no autoencoder: expected --autoencoder, the folder of the one that it was trained with")
+        raise ValueError("holds no autoencoder: give --autoencoder, the folder of the one that it was trained with")
     # The table of positions has no dot in its name, but is the network's.
     positions = {name: tensor for name, tensor in weights.buffers.items() if name == "pos_embed"}
     state: StateDict = {**weights.state, **positions}
@@ -60,7 +60,7 @@ def infer_spec(state: StateDict) -> DitSpec:
       ValueError: if it is not one, or has a width whose number of heads is not published.
     """
     if "pos_embed" not in state or "x_embedder.proj.weight" not in state:
-        raise ValueError("expected a DiT of its authors' code (x_embedder, pos_embed, blocks), or a pipeline folder")
+        raise ValueError("not a DiT of its authors' code (x_embedder, pos_embed, blocks), nor a pipeline folder")
     width = width_of(state, [("x_embedder.proj.bias", 0), ("x_embedder.proj.weight", 0), ("pos_embed", 2)])
     if width not in _HEADS_BY_WIDTH:
         raise ValueError(f"cannot tell the number of heads of a DiT of width {width}: none of that width is published")

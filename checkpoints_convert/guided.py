@@ -130,7 +130,7 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
     check_integer(given["image_size"], 1, MAX_IMAGE_SIZE, "image_size")
     for key in ("channel_mult", "attention_resolutions"):
         if not isinstance(given[key], (list, tuple)):
-            raise ValueError(f"expected {key} to be a list, got {given[key]!r}")
+            raise ValueError(f"{key} must be a list, got {given[key]!r}")
     for multiplier in given["channel_mult"]:
         check_number(multiplier, 0, 64, "channel_mult")
     width = given["model_channels"]
@@ -214,7 +214,7 @@ def recognise(state: StateDict) -> GuidedNetwork:
         if (spec.stem_channels, its_depth, has_labels) == (stem, depth, "label_emb.weight" in state):
             return setting
     names = ", ".join(presets())
-    raise ValueError(f"none of the published networks ({names}): expected --model_flags with the network's arguments")
+    raise ValueError(f"not one of the published networks ({names}): give --model_flags, the network's arguments")
 
 
 DIALECT = Dialect("guided", _PREFIXES, open_weights, takes_model_flags=True)

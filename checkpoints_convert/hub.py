@@ -61,5 +61,5 @@ def _only_single_file(files: Sequence[str]) -> str:
         if len(candidates) == 1:
             return candidates[0]
     if single:
-        raise DownloadError(f"has several files of weights and nothing tells which: {', '.join(single[:5])}")
-    raise DownloadError("has no weights that are known: expected a diffusers folder, or one file of weights")
+        raise DownloadError(f"has several files of weights, and it is not clear which to take: {', '.join(single[:5])}")
+    raise DownloadError("has no weights of a known form: it must be a diffusers folder, or one file of weights")

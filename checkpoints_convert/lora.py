@@ -153,10 +153,10 @@ class Update(NamedTuple):
 
 def _flat(contents: object) -> StateDict:
     if not weights_file.is_state_dict(contents):
-        raise ValueError("expected a LoRA file: tensors by name")
+        raise ValueError("not a LoRA file: it must hold tensors by name")
     for name, tensor in contents.items():
         if not jax.dtypes.issubdtype(tensor.dtype, np.floating):
-            raise ValueError(f"expected {shorten(name)} to hold floating-point numbers, got {tensor.dtype}")
+            raise ValueError(f"{shorten(name)} must hold floating-point numbers, got {tensor.dtype}")
     return contents
 
 
@@ -176,11 +176,11 @@ def _updates(state: StateDict, configs: Mapping[str, JsonObject], scale: float) 
         ending = match["kohya"] or match["peft"] or match["older"]
         role = "alpha" if match["alpha"] else "down" if _IS_DOWN[ending] else "up"
         if layers.setdefault(_layer(match), {}).setdefault(role, (name, tensor))[0] != name:
-            raise ValueError(f"expected one tensor for each factor of a layer, got {shorten(name)} twice")
+            raise ValueError(f"each factor of a layer must be one tensor, got {shorten(name)} twice")
     for (part, module), roles in layers.items():
         key = next(iter(roles.values()))[0]
         if not {"down", "up"} <= roles.keys():
-            raise ValueError(f"expected a down and an up factor for each layer, got {shorten(key)} alone")
+            raise ValueError(f"each layer must have a down and an up factor, got {shorten(key)} alone")
         down, up, config = roles["down"][1], roles["up"][1], configs[part]
         rank = _rank(down, up, key)
         alpha = _alpha(roles["alpha"][1], key) if "alpha" in roles else _configured_alpha(config, module, rank)
@@ -218,13 +218,13 @@ def _rank(down: np.ndarray, up: np.ndarray, key: str) -> int:
     fits = down.ndim in (2, 4) and up.ndim in (2, 4) and rank > 0 and up.shape[1] == rank
     if not fits or (up.ndim == 4 and up.shape[2:] != (1, 1)):
         shapes = f"{list(up.shape)} and {list(down.shape)}"
-        raise ValueError(f"expected factors [out, rank] and [rank, in] at {shorten(key)}, got {shapes}")
+        raise ValueError(f"factors at {shorten(key)} must be [out, rank] and [rank, in], got {shapes}")
     return rank
 
 
 def _alpha(alpha: np.ndarray, key: str) -> float:
     if alpha.size != 1 or not np.isfinite(float(alpha.reshape(()))):
-        raise ValueError(f"expected alpha at {shorten(key)} to be one finite number")
+        raise ValueError(f"alpha at {shorten(key)} must be one finite number")
     return float(alpha.reshape(()))
 
 
@@ -261,7 +261,7 @@ def _stored_config(file: Path) -> JsonObject | None:
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise ValueError("expected lora_adapter_metadata to be a small JSON object")
+        raise ValueError("lora_adapter_metadata must be a small JSON object")
     return config
 
 
@@ -275,10 +275,10 @@ def _check_config(config: JsonObject) -> None:
             raise ValueError(f"adapter_config.json: cannot honour {key}={str(config[key])[:60]}")
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict):
-        raise ValueError("adapter_config.json: expected alpha_pattern to be a JSON object")
+        raise ValueError("adapter_config.json: alpha_pattern must be a JSON object")
     for pattern in alphas:
         if not re.fullmatch(r"[\w.]+", pattern):
-            raise ValueError(f"adapter_config.json: cannot honour the pattern {shorten(pattern)}: expected a name")
+            raise ValueError(f"adapter_config.json: cannot honour the pattern {shorten(pattern)}: it must be a name")
     for alpha in (*alphas.values(), *([config["lora_alpha"]] if "lora_alpha" in config else [])):
         check_number(alpha, -1e6, 1e6, "lora_alpha")
 

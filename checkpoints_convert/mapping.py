@@ -134,9 +134,9 @@ def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
     problems += [f"unexpected {name} {list(array.shape)}" for name, array in state.items() if name not in expected]
     for name in expected.keys() & state.keys():
         if state[name].shape != expected[name]:
-            problems.append(f"expected {name} of shape {list(expected[name])}, got {list(state[name].shape)}")
+            problems.append(f"{name} must have shape {list(expected[name])}, got {list(state[name].shape)}")
         elif not jax.dtypes.issubdtype(state[name].dtype, np.floating):
-            problems.append(f"expected {name} to hold floating-point numbers, got {state[name].dtype}")
+            problems.append(f"{name} must hold floating-point numbers, got {state[name].dtype}")
     return sorted(problems)
 
 

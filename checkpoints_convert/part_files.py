@@ -39,7 +39,7 @@ def find_weights(folder: Path, names: tuple[str, ...]) -> Path:
         return folder / chosen[0]
     others = [name for name in there if name.startswith(tuple(name.rpartition(".")[0] for name in names))]
     found = ", ".join(others[:5]) or "no weights"
-    raise CheckpointError(printable(f"{folder}: expected {' or '.join(names)}, or an fp16 variant, found {found}"))
+    raise CheckpointError(printable(f"{folder}: must hold {' or '.join(names)}, or an fp16 variant, found {found}"))
 
 
 def choose_weights(
@@ -88,13 +88,13 @@ def _shards(index: Path) -> Mapping[str, set[str]]:
     """The names of the tensors in each shard."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise ValueError("expected weight_map to be a JSON object that is not empty")
+        raise ValueError("weight_map must be a JSON object that is not empty")
     shards: defaultdict[str, set[str]] = defaultdict(set)
     for tensor, shard in names.items():
         _check_shard(index, shard)
         shards[shard].add(tensor)
     if len(shards) > MAX_SHARDS:
-        raise ValueError(f"expected at most {MAX_SHARDS} shards, got {len(shards)}")
+        raise ValueError(f"must have at most {MAX_SHARDS} shards, got {len(shards)}")
     for shard in shards:
         if not (index.parent / shard).is_file():
             raise ValueError(f"names the shard {shorten(shard)}, which is not there")
@@ -105,11 +105,11 @@ def _check_shard(index: Path, shard: object) -> None:
     suffix = f".{index.name.partition('.index')[0].rpartition('.')[2]}"
     plain = isinstance(shard, str) and len(shard) < 256 and not set(shard) & set("/\\:\0") and shard.isprintable()
     if not (isinstance(shard, str) and plain and shard.endswith(suffix) and not shard.startswith(".")):
-        raise ValueError(f"expected shards to be plain names of {suffix} files beside it, got {str(shard)[:60]!r}")
+        raise ValueError(f"shards must be plain names of {suffix} files beside it, got {str(shard)[:60]!r}")
 
 
 def _read_flat(file: Path) -> StateDict:
     contents = weights_file.read(file)
     if not weights_file.is_state_dict(contents):
-        raise CheckpointError(f"{file}: expected tensors by name and nothing else")
+        raise CheckpointError(f"{file}: must hold tensors by name and nothing else")
     return contents

@@ -53,7 +53,7 @@ def infer_spec(state: StateDict) -> DdpmUnetSpec:
             blocks, attention = levels[-1]
             levels[-1] = Level([*blocks, f"downblocks.{number}"], attention or (str(number), "attn") in parts)
     if TIME_TABLE not in state or state[TIME_TABLE].ndim != 2:
-        raise ValueError(f"expected the time table {TIME_TABLE} of shape [steps, features]")
+        raise ValueError(f"the time table {TIME_TABLE} must be there, of shape [steps, features]")
     steps = state[TIME_TABLE].shape[0]
     base = DdpmUnetSpec(time_table_steps=steps, norm_eps=1e-5, symmetric_downsample=True)
     return mapping.infer_ddpm_spec(state, naming(base), levels, base)

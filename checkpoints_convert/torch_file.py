@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> object:
     """
     try:
         if not os.path.isfile(path):
-            raise CheckpointError("expected a file")
+            raise CheckpointError("no such regular file")
         with _BoundedFile(path) as file:
             return _load(file)
     except OSError as error:
@@ -140,10 +140,10 @@ def _read_zip(file: _BoundedFile, data: np.ndarray) -> _Contents:
         _verify(records[name], file)
     version = records["version"].data.tobytes().strip()
     if version not in _ARCHIVE_VERSIONS:
-        raise CheckpointError(f"version: expected 1 to 10, got {version[:20]!r}")
+        raise CheckpointError(f"version must be 1 to 10, got {version[:20]!r}")
     byteorder = records["byteorder"].data.tobytes() if "byteorder" in records else b"little"  # none before PyTorch 2.1
     if byteorder != b"little":
-        raise CheckpointError(f"byteorder: expected little, got {byteorder[:20]!r}")
+        raise CheckpointError(f"byteorder must be little, got {byteorder[:20]!r}")
     tree, storages = unpickle(io.BytesIO(records["data.pkl"].data.data), "data.pkl")
     return _Contents(tree, {key: _zip_storage(storage, records) for key, storage in storages.items()})
 
@@ -151,10 +151,10 @@ def _read_zip(file: _BoundedFile, data: np.ndarray) -> _Contents:
 def _zip_storage(storage: Storage, records: Mapping[str, _Entry]) -> _Entry:
     name = f"data/{storage.key}"
     if name not in records:
-        raise CheckpointError(f"{name}: no such entry, but a tensor's storage")
+        raise CheckpointError(f"{name}: a tensor's storage is missing in the archive")
     size = records[name].data.size
     if size // storage.dtype.itemsize != storage.numel:
-        raise CheckpointError(f"{name}: expected {storage.numel} elements of {storage.dtype}, got {size} bytes")
+        raise CheckpointError(f"{name}: must hold {storage.numel} elements of {storage.dtype}, got {size} bytes")
     return records[name]
 
 
@@ -190,7 +190,7 @@ def _check_names(names: list[str]) -> str:
     roots = {name.partition("/")[0] for name in names}
     if len(roots) != 1:
         found = ", ".join(sorted(roots)[:5])
-        raise CheckpointError(f"expected one top folder in the archive, got {len(roots)}: {shorten(found)}")
+        raise CheckpointError(f"the archive must have one top folder, got {len(roots)}: {shorten(found)}")
     root = roots.pop() + "/"
     for full_name, count in Counter(names).items():
         where = f"entry {shorten(full_name)!r} in the archive"
@@ -239,16 +239,16 @@ def _read_legacy(data: np.ndarray) -> _Contents:
         raise CheckpointError("not a PyTorch file: neither a zip archive nor the legacy format")
     protocol = unpickle(stream, "protocol version").value
     if protocol != _LEGACY_PROTOCOL:
-        raise CheckpointError(f"protocol version: expected {_LEGACY_PROTOCOL}")
+        raise CheckpointError(f"protocol version must be {_LEGACY_PROTOCOL}")
     machine = unpickle(stream, "machine").value
     if type(machine) is not dict or machine.get("little_endian") is not True:
-        raise CheckpointError("machine: expected a little-endian one")
+        raise CheckpointError("written on a big-endian machine, which is not supported")
     tree, storages = unpickle(stream, "pickle")
     keys = unpickle(stream, "storage keys").value
     if type(keys) is not list or not all(type(key) is str for key in keys):
-        raise CheckpointError("storage keys: expected a list of strings")
+        raise CheckpointError("storage keys must be a list of strings")
     if sorted(keys) != sorted(storages):
-        raise CheckpointError(f"storage keys: expected the {len(storages)} of the pickle, each once, got {len(keys)}")
+        raise CheckpointError(f"storage keys must be the {len(storages)} of the pickle, each once, got {len(keys)}")
     return _Contents(tree, _legacy_storages([storages[key] for key in keys], data, stream.tell()))
 
 
@@ -258,7 +258,7 @@ def _legacy_storages(storages: list[Storage], data: np.ndarray, position: int) -
         start = position + 8
         count = int.from_bytes(data[position:start].tobytes(), "little")
         if start > data.size or count != storage.numel:
-            raise CheckpointError(f"storage {storage.key}, byte {position}: expected the count {storage.numel}")
+            raise CheckpointError(f"storage {storage.key}, byte {position}: the count must be {storage.numel}")
         position = start + storage.numel * storage.dtype.itemsize
         if position > data.size:
             raise CheckpointError(f"storage {storage.key}: ends at byte {position} of a file of {data.size}")

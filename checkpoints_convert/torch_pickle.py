@@ -106,7 +106,7 @@ class _Machine:
 
     def result(self) -> object:
         if len(self.stack) != 1 or self.outer_stacks:
-            raise CheckpointError("expected one value on the stack at the end of the pickle")
+            raise CheckpointError("the pickle must leave one value on the stack")
         return self.stack[0]
 
     def push(self, value: object) -> None:
@@ -123,7 +123,7 @@ class _Machine:
             if type(value) is one:
                 self.push(value)
                 return value
-        raise CheckpointError(f"expected {types[0].__name__.strip('_')} on the stack, got {kind(value)}")
+        raise CheckpointError(f"the pickle needs {types[0].__name__.strip('_')} on the stack, got {kind(value)}")
 
     def mark(self, _: None) -> None:
         self.outer_stacks.append(self.stack)
@@ -158,14 +158,14 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2]):
             # Hashing other types can take exponential time (nested tuples), or always give the same value (long ints).
             if type(key) is not str and not (type(key) is int and abs(key) < 2**63):
-                raise CheckpointError(f"expected str or 64-bit int keys in a dict, got {kind(key)}")
+                raise CheckpointError(f"keys of a dict must be str or 64-bit int, got {kind(key)}")
             if key in target:
                 raise CheckpointError(f"key {shorten(str(key))!r} occurs twice in a dict")
             target[key] = value
 
     def push_global(self, module: object, name: object) -> None:
         if type(module) is not str or type(name) is not str:
-            raise CheckpointError(f"expected a name of two strings, got {kind(module)} and {kind(name)}")
+            raise CheckpointError(f"a global must be named by two strings, got {kind(module)} and {kind(name)}")
         full_name = f"{shorten(module)}.{shorten(name)}"
         if full_name not in _GLOBALS:
             advice = "; an object of a class: save the model's state_dict() instead" if name[:1].isupper() else ""
@@ -186,9 +186,9 @@ class _Machine:
         state = self.pop()
         if type(self.top(OrderedDict, _ScalarType)) is OrderedDict:
             if type(state) is not dict:
-                raise CheckpointError(f"expected a dict of attributes for an OrderedDict, got {kind(state)}")
+                raise CheckpointError(f"the attributes of an OrderedDict must be a dict, got {kind(state)}")
         elif type(state) is not tuple or state[1:2] not in (("<",), ("|",)):
-            raise CheckpointError("expected a little-endian numpy.dtype")
+            raise CheckpointError("a numpy.dtype must be little-endian")
 
     def push_storage(self, _: None) -> None:
         """Turn a persistent id into a storage: ('storage', type, key, location, numel), legacy with a last None."""
@@ -202,7 +202,7 @@ class _Machine:
                 self.push(storage)
             case other:
                 raise CheckpointError(
-                    "expected a persistent id ('storage', type, key, location, numel), got "
+                    "a persistent id must be ('storage', type, key, location, numel), got "
                     + (f"({', '.join(map(kind, other[:10]))})" if type(other) is tuple else kind(other))
                 )
 

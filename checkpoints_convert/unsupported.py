@@ -62,7 +62,7 @@ def refuse_unsupported(path: Path, parts: Iterable[str]) -> None:
     if found:
         raise ValueError(
             f"{path} is not supported, because it is a latent-diffusion model in a single file (it holds {min(found)}"
-            "): expected the diffusers folder of the same model"
+            "): name the diffusers folder of the same model"
         )
 
 

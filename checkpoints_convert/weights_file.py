@@ -57,7 +57,7 @@ def _read_safetensors(file: Path) -> StateDict:
             continue
         if info["dtype"] not in _DTYPES:
             expected = ", ".join(_DTYPES)
-            raise CheckpointError(f"{file}: expected {shorten(name)} of type {expected}, got {info['dtype']}")
+            raise CheckpointError(f"{file}: {shorten(name)} must be one of {expected}, got {info['dtype']}")
         first, last = info["data_offsets"]
         view = data[start + first : start + last].view(_DTYPES[info["dtype"]])
         tensors[name] = view.reshape(info["shape"])
@@ -125,7 +125,7 @@ def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
     """
     sets = find_sets(contents)
     if not sets:
-        raise ValueError(f"no weights: expected tensors by name, or a dict that holds these, got {_held(contents)}")
+        raise ValueError(f"no weights: must hold tensors by name, or a dict of these, got {_held(contents)}")
     chosen = _chosen(sets, wanted, _unreadable_ema(contents, sets))
     which = "ema" if chosen.is_ema else "only" if len(sets) == 1 else "raw"
     others = [other.key for other in sets if other is not chosen]
@@ -145,19 +145,19 @@ def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -
     if named:
         return named[0]
     if wanted not in (None, "ema", "raw"):
-        raise ValueError(f"has no weights {wanted}: expected --weights to be ema, raw or a key of the file, got {keys}")
+        raise ValueError(f"has no weights {wanted}: --weights must be ema, raw or a key of the file: {keys}")
     if unreadable is not None and not ema:
-        instead = f"expected --weights={raw[0].key} to take the others instead"
+        instead = f"give --weights={raw[0].key} to take the others instead"
         raise ValueError(f"the EMA weights under {unreadable} have no names and cannot be read: {instead}")
     if wanted is not None and len(sets) == 1 and not ema:
-        raise ValueError(f"holds one set of weights, not marked as EMA or raw: expected no --weights={wanted}")
+        raise ValueError(f"holds one set of weights, not marked as EMA or raw: omit --weights={wanted}")
     candidates = {"ema": ema, "raw": raw, None: ema or raw}[wanted]
     if not candidates:
         raise ValueError(f"has no {wanted} weights, only {keys}")
     if len(candidates) > 1:
         marked = "marked as EMA" if candidates is ema else "not marked as EMA"
         names = _listed([one.key for one in candidates])
-        raise ValueError(f"holds {len(candidates)} sets of weights {marked}: expected --weights to be one of {names}")
+        raise ValueError(f"holds {len(candidates)} sets of weights {marked}: --weights must be one of {names}")
     return candidates[0]
 
 

@@ -10,6 +10,7 @@ from .attacks import dime_central_terms as dime_central_terms
 from .attacks import dime_score as dime_score
 from .attacks import dime_terms as dime_terms
 from .attacks import loss as loss
+from .attacks import loss_level as loss_level
 from .attacks import pia as pia
 from .attacks import register_attack as register_attack
 from .attacks import secmi as secmi

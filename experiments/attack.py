@@ -84,7 +84,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
     images = {"count": len(study.split.member), "fingerprint": data.fingerprint(study.source, study.split.member)}
     for name, now in (("images", images), ("recipe", recipe.identity()), ("steps", recipe.steps)):
         if metadata.get(name) != now:
-            raise ValueError(f"{model} was trained with {name} {metadata.get(name)}, expected the config's {now}")
+            raise ValueError(f"{model} must be trained with the config's {name}, {now}, got {metadata.get(name)}")
 
 
 def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, JsonObject]:

@@ -22,6 +22,7 @@ from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.blind import fit_blind
 from dime_jax.protocol.frozen import best_calibrated
+from dime_jax.protocol.record import KnownImages
 from dime_jax.scoring import score_table
 
 FILE = "images_alone.json"
@@ -114,7 +115,8 @@ def results(directory: pathlib.Path) -> StudyFindings:
         asked = stages.asked_labels(directory)
         best = best_calibrated([one for one in stages.read_calibrations(directory) if one.label in asked])
         table = score_table.read_table(directory / "test")
-        blind = beside(table, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, stages.read_groups(directory))
+        known = KnownImages(table, stages.read_halves(directory).test)
+        blind = beside(known, best, BlindScores(*map(np.array, arrays)), alone.blind_auc, stages.read_groups(directory))
     fields["warnings"] = (*found.warnings, *alone.warnings)
     return StudyFindings(**fields, blind_baseline=blind, duplicates=alone.duplicates)
 

@@ -56,7 +56,7 @@ def test_an_audit_converts_prints_its_answer_and_where_the_report_is(audit_comma
     assert "SimA" in printed
     results = json.loads((report.parent / "results.json").read_text())
     assert results["headline"]["answer"] in printed
-    assert results["model"]["origin"].startswith("converted from secmi.pt, kept in model-")
+    assert results["model"]["origin"].startswith("converted from secmi.pt, cached in model-")
     assert "\x1b" not in printed  # no colours when this is not a terminal
 
 
@@ -96,7 +96,7 @@ def test_without_images_the_shipped_model_is_audited(tmp_path, capsys, monkeypat
 
 
 def test_one_model_is_no_deletion(secmi, images, tmp_path, capsys):
-    roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "2", "--quiet"]
+    roles = ["--heldout", images["heldout"], "--candidates", images["candidates"], "--queries", "3", "--quiet"]
     models = ["--before", str(secmi), "--after", str(secmi)]
     assert cli.main(["compare", *models, *roles, "--output", str(tmp_path / "same")]) == 2
     assert "the models before and after must differ, got" in capsys.readouterr().err
@@ -216,12 +216,12 @@ def test_every_command_opens_what_needs_conversion(secmi, tmp_path, capsys):
         ["models", "check", checkpoint, "--images", members, "--count", "2", "--output", str(tmp_path / "check")],
         ["score", str(tmp_path / "run"), "--model", checkpoint, *roles, *few],
         ["audit", "--model", checkpoint, *roles, *few, "--output", str(tmp_path / "audit")],
-        ["compare", *deletion, "--queries", "2", "--output", str(tmp_path / "compare")],
+        ["compare", *deletion, "--queries", "3", "--output", str(tmp_path / "compare")],
     )
     for command in commands:
         assert cli.main(command) == 2, command
         error = capsys.readouterr().err
-        assert "bare.pt: expected --image_size" in error
+        assert "bare.pt: add --image_size" in error
         assert error.count("\n") == 1
     inferred = "noise schedule: linear from 0.0001 to 0.02, 1000 steps (by convention of pytorch-ddpm"
     for command in commands[:4]:
@@ -280,7 +280,7 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
     [
         ([*AUDIT, "--fail-if", "dime@11.auc.low"], "expected a condition such as 'dime@11.auc.low > 0.6'"),
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "no 'dime@7' for the condition 'dime@7.auc.low > 0': the rows "),
-        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, loss_mc@10, pia_l2@2"),
+        ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, pia_l2@2"),
         ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers
         ([*AUDIT, "--heldout", "b", "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
         ([*AUDIT, "--decide_with", "dime"], "decide_with must be one of loss@1"),
@@ -291,10 +291,10 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
         ),
         ([*AUDIT, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*COMPARE, "--fail-if", "dime@11.auc.low > 0"], "there will be no rows of attacks"),
-        ([*COMPARE, "--decide_with", "dime@11"], "decide_with must be one of dime_theory@11, got 'dime@11'"),
+        ([*COMPARE, "--decide_with", "dime@11"], "decide_with must be one of loss_level@3, got 'dime@11'"),
         (
             [*COMPARE, "--queries", "1"],
-            "queries per image must be >= 2, the cost of dime_",
+            "queries per image must be >= 3, the cost of loss_level",
         ),
         ([*COMPARE, "--micro_batch", "0"], "micro_batch must be >= 1, got 0"),
         ([*SCORE, "--attacks", "dimes"], "unknown attack 'dimes'"),

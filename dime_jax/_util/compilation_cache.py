@@ -37,7 +37,7 @@ def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(b"room for at least this")
     except OSError as error:
-        say(f"warning: compiled programs are not kept: cannot write to {directory}: {error.strerror}")
+        say(f"warning: compiled programs are not cached: cannot write to {directory}: {error.strerror}")
         return None
     environment[_JAX_DIRECTORY] = str(directory)
     environment.setdefault(_JAX_LEAST_SECONDS, "0")

@@ -81,7 +81,7 @@ def digests_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
 def seal(contents: Mapping[str, object], digests: Mapping[str, str]) -> bytes:
     """The bytes of a JSON file with the digests of the files it names, which must be written."""
     if contents.keys() & {_FILES, _OWN}:
-        raise ValueError(f"expected contents without the keys {_FILES!r} and {_OWN!r}, which hold the digests")
+        raise ValueError(f"contents must not have the keys {_FILES!r} and {_OWN!r}, which hold the digests")
     whole = (json.dumps({**contents, _FILES: dict(digests)}, indent=1) + "\n").encode()
     return whole.removesuffix(_END) + f',\n "{_OWN}": "{digest(whole)}"'.encode() + _END
 

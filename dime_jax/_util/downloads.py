@@ -110,7 +110,7 @@ def fetch_files(
     """
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
-        raise DownloadError(printable(f"expected hf:owner/name or hf:owner/name@revision, got {name[:200]!r}"))
+        raise DownloadError(printable(f"Hub names must be hf:owner/name or hf:owner/name@revision, got {name[:200]!r}"))
     hub = _import_hub()
     repository = _Repository(hub, match["repository"], match["revision"], kind, cache_dir, endpoint)
     try:
@@ -137,14 +137,14 @@ def _import_hub() -> ModuleType:
         import huggingface_hub
         import huggingface_hub.errors
     except ImportError as error:
-        raise DownloadError(f"expected the extra dime_jax[latent] to be installed for hf: names: {error}") from None
+        raise DownloadError(f"hf: names need the extra dime_jax[latent], which is not installed: {error}") from None
     return huggingface_hub
 
 
 def _complete(directory: Path, files: Sequence[str]) -> Fetched:
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:
-        raise DownloadError(f"expected {missing[0]} in {directory}, got none")
+        raise DownloadError(f"{missing[0]} is missing in {directory}")
     if not _COMMIT.fullmatch(directory.name):
-        raise DownloadError(f"expected a commit of 40 hex digits, got {printable(directory.name[:60])!r}")
+        raise DownloadError(f"the Hub's commit must be 40 hex digits, got {printable(directory.name[:60])!r}")
     return Fetched(directory, directory.name, tuple(files))

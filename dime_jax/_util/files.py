@@ -52,7 +52,7 @@ def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(contents, dict):
-        raise ValueError(f"{file}: expected a JSON object")
+        raise ValueError(f"{file}: must be a JSON object")
     return contents
 
 

@@ -58,7 +58,7 @@ def plain(value: object) -> Json:
         return plain_object(value)
     if isinstance(value, list | tuple | np.ndarray):
         return [plain(item) for item in value]
-    raise TypeError(f"expected something that JSON has, got {type(value).__name__}")
+    raise TypeError(f"JSON cannot hold a value of type {type(value).__name__}")
 
 
 def plain_object(value: object) -> dict[str, Json]:
@@ -114,7 +114,7 @@ def _parse(kind: Any, value: object, where: str, strict: bool) -> Any:
         return {key: _parse(arguments[1], one, f"{where}.{key}", strict) for key, one in items}
     if issubclass(base, enum.Enum):
         if value not in [member.value for member in base]:
-            raise ValueError(f"expected {where} to be one of {', '.join(str(m.value) for m in base)}, got {value!r}")
+            raise ValueError(f"{where} must be one of {', '.join(str(m.value) for m in base)}, got {value!r}")
         return base(value)
     if base is float:
         return math.nan if value is None else _expect((int, float), value, where)
@@ -125,7 +125,7 @@ def _parse_items(base: Any, kinds: Sequence[Any], items: list[object], where: st
     """A list, or a tuple of some length or of any."""
     if base is tuple and kinds[-1:] != (...,):
         if len(items) != len(kinds):
-            raise ValueError(f"expected {where} to be a list of {len(kinds)}, got {len(items)}")
+            raise ValueError(f"{where} must be a list of {len(kinds)}, got {len(items)}")
     else:
         plain_kind = getattr(kinds[0], "__origin__", kinds[0])  # without the notes of `Annotated`
         if plain_kind in (bool, int, float, str) and all(type(item) is plain_kind for item in items):
@@ -177,7 +177,7 @@ def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str
         _check_keys(contents, {*names, *_tag(kind)}, where)
     for name in names:
         if name not in contents and name not in _optional(kind):
-            raise ValueError(f"expected {where} to have {name!r}, it has {', '.join(contents) or 'nothing'}")
+            raise ValueError(f"{where} must have {name!r}, it has {', '.join(contents) or 'nothing'}")
     values = {name: (variables.get(hints[name], hints[name]), contents[name]) for name in names if name in contents}
     return kind(**{name: _parse(*of, f"{where}.{name}", strict) for name, of in values.items()})
 
@@ -199,7 +199,7 @@ def _optional(kind: Any) -> set[str]:
 def _expect(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         wanted = {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(kind, "a number")
-        raise ValueError(f"expected {where} to be {wanted}, got {shorten(str(value), 40)!r}")
+        raise ValueError(f"{where} must be {wanted}, got {shorten(str(value), 40)!r}")
     return value
 
 

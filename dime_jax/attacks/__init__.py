@@ -25,6 +25,8 @@ from dime_jax.attacks.dime import dime_terms as dime_terms
 from dime_jax.attacks.dime import theory_phi as theory_phi
 from dime_jax.attacks.loss import ATTACKS as _LOSS
 from dime_jax.attacks.loss import loss as loss
+from dime_jax.attacks.loss_level import ATTACKS as _LOSS_LEVEL
+from dime_jax.attacks.loss_level import loss_level as loss_level
 from dime_jax.attacks.modules import load_attack_module as load_attack_module
 from dime_jax.attacks.pia import ATTACKS as _PIA
 from dime_jax.attacks.pia import pia as pia
@@ -32,6 +34,7 @@ from dime_jax.attacks.registry import attack_names as attack_names
 from dime_jax.attacks.registry import describe_attack as describe_attack
 from dime_jax.attacks.registry import get_attack as get_attack
 from dime_jax.attacks.registry import register_attack as register_attack
+from dime_jax.attacks.rules import Agreement as Agreement
 from dime_jax.attacks.rules import Angles as Angles
 from dime_jax.attacks.rules import Discriminant as Discriminant
 from dime_jax.attacks.rules import Rule as Rule
@@ -43,7 +46,7 @@ from dime_jax.attacks.sima import sima as sima
 from dime_jax.attacks.sima import sima_mc as sima_mc
 from dime_jax.core.draws import Draw as Draw
 
-for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS):
+for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS, *_LOSS_LEVEL):
     register_attack(_attack)
 
 BUILT_IN = {name: get_attack(name) for name in attack_names()}

@@ -46,30 +46,30 @@ def band_energies(v: ArrayLike) -> Array:
     energies of the bands add up to ‖v‖². Sides below 6 do not reach every band: an empty one is log 1e-12 for every
     image, and a constant weighs nothing.
     """
-    planes = _planes(images(v))
-    height, width = planes.shape[1:3]
-    spectrum = jnp.einsum("ui,bijc,vj->buvc", _cosines(height), planes, _cosines(width), precision=PRECISION)
-    energy = jnp.sum(spectrum**2, axis=-1).reshape(len(planes), -1)
+    flat = planes(images(v))
+    height, width = flat.shape[1:3]
+    spectrum = jnp.einsum("ui,bijc,vj->buvc", cosines(height), flat, cosines(width), precision=PRECISION)
+    energy = jnp.sum(spectrum**2, axis=-1).reshape(len(flat), -1)
     return jnp.log(jnp.matmul(energy, _bands(height, width), precision=PRECISION) + _FLOOR).T
 
 
 @jax.jit
 def low_pass_norm(v: ArrayLike) -> Array:
     """FreMIA's weighted l2 norm [B]: Fourier coefficients in the centre square of half-width 5 count 1, others 0.2."""
-    planes = _planes(images(v))
-    low = np.outer(_is_low(planes.shape[1]), _is_low(planes.shape[2])).astype(np.float32)
+    flat = planes(images(v))
+    low = np.outer(_is_low(flat.shape[1]), _is_low(flat.shape[2])).astype(np.float32)
     weights = (_HIGH_WEIGHT + (1 - _HIGH_WEIGHT) * low)[None, :, :, None]
-    spectrum = weights * jnp.abs(jnp.fft.fft2(planes, axes=(1, 2), norm="ortho"))
+    spectrum = weights * jnp.abs(jnp.fft.fft2(flat, axes=(1, 2), norm="ortho"))
     return jnp.sqrt(jnp.sum(spectrum**2, axis=(1, 2, 3)))
 
 
-def _planes(v: Array) -> Array:
-    """[B, H, W, C]; vectors [B, d] are d by 1."""
+def planes(v: Array) -> Array:
+    """Return v as [B, H, W, C]; vectors [B, d] are d by 1."""
     return v.reshape(*v.shape, 1, 1) if v.ndim == 2 else v.reshape(*v.shape[:3], -1)
 
 
-def _cosines(size: int) -> np.ndarray:
-    """The orthonormal cosine transform of a side [size, size]."""
+def cosines(size: int) -> np.ndarray:
+    """Return the orthonormal cosine transform of a side [size, size]."""
     frequency, place = np.arange(size)[:, None], np.arange(size) + 0.5
     scale = np.sqrt((1.0 + (frequency > 0)) / size)
     return (scale * np.cos(np.pi * frequency * place / size)).astype(np.float32)
@@ -227,6 +227,6 @@ ATTACKS = (
         signs=(1,) * (2 * BANDS) + (-1,) + (0,) * BANDS,
         rule=Discriminant(asked=2 * BANDS + 1),
     ),
-    _entry("level_l4", "Level only (l4)", f"{CITATION}, ablation; the l4 norm is ours", recipe=level_l4),
-    _entry("level_low", "Level only (low frequencies)", _FREMIA, recipe=level_low),
+    _entry("level_l4", "Level only (l4)", f"{CITATION}, ablation; the l4 norm is ours", recipe=level_l4, positive=True),
+    _entry("level_low", "Level only (low frequencies)", _FREMIA, recipe=level_low, positive=True),
 )

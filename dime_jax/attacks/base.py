@@ -231,6 +231,8 @@ class Attack:
       traceable: for an attack without recipe, whether `run` may be compiled. It then sees tracers for the images, and
         for t and all floats of its setting.
       conditions: names of the conditions that a model must offer to be asked (`Denoiser.conditions`).
+      positive: whether the score is positive by construction, so that difficulty multiplies: its logarithm is what
+        statistics of the picture are fitted to.
     """
 
     name: str
@@ -246,10 +248,11 @@ class Attack:
     family: str = ""
     traceable: bool = False
     conditions: tuple[str, ...] = (OWN,)
+    positive: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
-            raise ValueError(f"expected an attack's name of letters, digits, _ and -, got {self.name!r}")
+            raise ValueError(f"an attack's name must consist of letters, digits, _ and -, got {self.name!r}")
         derived: dict[str, Any] = {"family": self.family or self.name}
         if self.recipe is not _not_given:
             derived["run"] = lambda eps_fn, schedule, x, draws, setting: run_recipe(
@@ -257,7 +260,7 @@ class Attack:
             )
             derived["queries"] = lambda setting: count_queries(self.recipe(setting))
         elif _not_given in (self.run, self.queries):
-            raise ValueError(f"expected attack {self.name!r} with a recipe, or with run and queries, got neither")
+            raise ValueError(f"attack {self.name!r} must have a recipe, or run and queries, got neither")
         else:
             derived["recipe"] = self._whole
         for name, value in derived.items():
@@ -274,7 +277,7 @@ class Attack:
         if not self.tiers:
             return list(self.grids[profile])
         if tier is None or tier < 1:
-            raise ValueError(f"expected a query tier >= 1 for {self.name}, got {tier}")
+            raise ValueError(f"the query tier of {self.name} must be >= 1, got {tier}")
         return [{**setting, "q": tier} for setting in self.grids[profile]]
 
     def _whole(self, setting: Setting) -> Recipe:

@@ -33,7 +33,7 @@ def images(x: ArrayLike) -> Array:
     """Return a non-empty batch of images [B, ...] in floating point of 32 bits or more."""
     x = jnp.asarray(x)
     if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"expected images of shape [B, ...] in floating point, got {x.dtype} {list(x.shape)}")
+        raise ValueError(f"images must have shape [B, ...] and a floating type, got {x.dtype} {list(x.shape)}")
     validate.check_not_empty(x, "images")
     return at_least_float32(x)
 
@@ -185,7 +185,7 @@ def evaluate(eps_fn: EpsFn, asked: Query) -> Array:
     """Make one model call: B queries."""
     eps = jnp.asarray(eps_fn(asked.x, asked.t))
     if eps.shape != asked.x.shape:
-        raise ValueError(f"expected eps_fn to return shape {list(asked.x.shape)}, got {list(eps.shape)}")
+        raise ValueError(f"eps_fn must return shape {list(asked.x.shape)}, got {list(eps.shape)}")
     return eps.astype(asked.x.dtype)
 
 

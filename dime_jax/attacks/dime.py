@@ -298,6 +298,6 @@ ATTACKS = (
         rule=_SEARCHED,
     ),
     _forward("dime_theory", "DIME theory weights", f"{CITATION}, Eq. M_decomposition", rule=_THEORY),
-    _entry("level_only", "Level only (B²)", f"{CITATION}, ablation", recipe=level, tiers=TIERS),
+    _entry("level_only", "Level only (B²)", f"{CITATION}, ablation", recipe=level, tiers=TIERS, positive=True),
     _forward("crowding_only", "Crowding only (V)", f"{CITATION}, ablation", rule=_CROWDING),
 )

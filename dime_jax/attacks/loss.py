@@ -42,7 +42,7 @@ def recipe_of_mean(setting: Setting) -> Recipe:
 
 _CITATION = "Matsumoto, Miura, Yanai: Membership inference attacks against diffusion models, 2023"
 
-_entry = functools.partial(Attack, grids=BASELINE_GRIDS, family="Loss")
+_entry = functools.partial(Attack, grids=BASELINE_GRIDS, family="Loss", positive=True)
 
 ATTACKS = (
     _entry("loss", "Loss", _CITATION, recipe=recipe),

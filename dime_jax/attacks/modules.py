@@ -38,7 +38,7 @@ def load_attack_module(path: str | os.PathLike[str]) -> Loaded:
     """
     file = pathlib.Path(path).resolve()
     if not file.is_file():
-        raise ValueError(f"no attack module {os.fspath(path)}: expected a Python file that registers attacks")
+        raise ValueError(f"no attack module {os.fspath(path)}: name a Python file that registers attacks")
     source, before = file.read_bytes(), _LOADED.get(file)
     digest = digests.digest(source)
     if before is not None and before.digest == digest and set(before.names) <= set(registry.attack_names()):
@@ -51,7 +51,7 @@ def load_attack_module(path: str | os.PathLike[str]) -> Loaded:
         _execute(file, source)
         names = tuple(name for name, attack in registry._REGISTRY.items() if others.get(name) is not attack)
         if not names:
-            raise ValueError(f"attack module {file} registers no attack: expected dime_jax.register_attack(...) in it")
+            raise ValueError(f"attack module {file} registers no attack: it must call dime_jax.register_attack(...)")
     except ValueError:
         registry._REGISTRY.clear()
         registry._REGISTRY.update(registered)
@@ -96,7 +96,7 @@ def _why_not(file: pathlib.Path, digest: str, directory: pathlib.Path) -> str | 
     if not file.is_absolute() or not file.is_file():
         return "it is not there"
     if file.resolve().is_relative_to(directory.resolve()):
-        return "it lies in the directory of the run, from which nothing is executed"
+        return "it is in the directory of the run, from which nothing is executed"
     if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
         return "it belongs to another user"
     if digests.digest(file.read_bytes()) != digest:

@@ -76,7 +76,7 @@ def recipe(setting: Setting, name: str, normalize: bool = False) -> Recipe:
 _CITATION = (
     "Kong et al.: An efficient membership inference attack for the diffusion model by proximal initialization, 2024"
 )
-_entry = functools.partial(Attack, citation=_CITATION, grids=BASELINE_GRIDS, family="PIA")
+_entry = functools.partial(Attack, citation=_CITATION, grids=BASELINE_GRIDS, family="PIA", positive=True)
 
 ATTACKS = (
     _entry("pia_l2", "PIA (l2)", recipe=functools.partial(recipe, name="l2")),

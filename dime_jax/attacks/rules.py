@@ -49,14 +49,21 @@ class Rule:
     Attributes:
       standardize: whether terms are standardised with calibration statistics first.
       fitted: whether the weights themselves are fitted to the labels of the terms.
+      covariates: of a rule that weighs several scores once the pictures' difficulty is out: for each of them, the terms
+        that say something about its query. The scores are the first terms. Empty if the score is one number.
     """
 
     standardize: bool = False
     fitted: bool = False
+    covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
         """The weights to choose from; `terms` are those of the calibration half, standardised if the rule says so."""
         raise NotImplementedError
+
+    def mix(self, residuals: np.ndarray) -> np.ndarray:
+        """Return the weights [c] of residuals [c, n], without labels and whatever the order of the images."""
+        return np.ones(len(residuals))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +166,57 @@ def _covariance(terms: np.ndarray) -> np.ndarray:
     """Population covariance [columns, columns] of terms [columns, n]."""
     centred = terms - terms.mean(axis=1, keepdims=True)
     return centred @ centred.T / terms.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement(Rule):
+    """Two draws of one reading, and a third reading that takes over where those do not agree.
+
+    score = ρ³ (r₀ + r₁)/2 + (1 - ρ)³ r₂, where r are the first three terms in standard deviations, or what is left of
+    them once the pictures' difficulty is out (`mix`), and ρ is the correlation of the first two over all images alike.
+    No label is used, and the order of the images does not matter, to the bit.
+
+    Attributes:
+      covariates: as in `Rule`.
+    """
+
+    covariates: tuple[tuple[int, ...], ...] = ()
+    standardize: bool = True
+
+    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
+        """The weights of the terms as they are; covariates have none."""
+        del schedule, setting
+        pooled = np.concatenate(terms, axis=1)
+        rho = agreement(pooled)
+        return [Weights((*_shares(rho), *(0.0,) * (len(pooled) - 3)), {"rho": rho})]
+
+    def mix(self, residuals: np.ndarray) -> np.ndarray:
+        """Return ρ³/2, ρ³/2 and (1 - ρ)³, each over its residuals' standard deviation; 0 if they do not vary."""
+        deviations = np.sqrt(np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1))
+        shares = np.array(_shares(agreement(residuals)))
+        return np.divide(shares, deviations, out=np.zeros(3), where=deviations > 0)
+
+
+def agreement(rows: np.ndarray) -> float:
+    """Correlation of the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
+    if not rows.shape[1]:
+        return float("nan")
+    first, second = _centred(rows[:2])
+    together, *apart = (np.sort(products).sum() for products in (first * second, first**2, second**2))
+    spread = np.sqrt(apart[0] * apart[1])
+    return float(np.clip(together / spread, 0.0, 1.0)) if spread > 0 else 0.0
+
+
+def _shares(rho: float) -> tuple[float, float, float]:
+    """The weights of two rows that agree by ρ, and of the third; as for ρ = 1/2 where that is unknown."""
+    rho = 0.5 if np.isnan(rho) else rho
+    return rho**3 / 2, rho**3 / 2, (1 - rho) ** 3
+
+
+def _centred(rows: np.ndarray) -> np.ndarray:
+    """Each row [c, n] minus its mean; the sum runs in sorted order."""
+    rows = np.asarray(rows, np.float64)
+    return rows - np.sort(rows, axis=1).mean(axis=1, keepdims=True)
 
 
 def weighted(terms: Terms, weights: Sequence[float | jax.Array], stats: TermStats | None = None) -> Terms:

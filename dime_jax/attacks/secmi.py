@@ -156,4 +156,4 @@ def recipe(setting: Setting) -> Recipe:
 _CITATION = "Duan et al.: Are diffusion models vulnerable to membership inference attacks?, 2023"
 _GRIDS = {profile: grid(t=times, k=[10]) for profile, times in BASELINE_TIMES.items()}
 
-ATTACKS = (Attack("secmi", "SecMI_stat", _CITATION, recipe=recipe, grids=_GRIDS, family="SecMI"),)
+ATTACKS = (Attack("secmi", "SecMI_stat", _CITATION, recipe=recipe, grids=_GRIDS, family="SecMI", positive=True),)

@@ -75,7 +75,7 @@ def recipe_of_vector(setting: Setting) -> Recipe:
 
 
 _CITATION = "Rao et al.: Score-based membership inference on diffusion models, 2026"
-_entry = functools.partial(Attack, citation=_CITATION, grids=BASELINE_GRIDS, family="SimA")
+_entry = functools.partial(Attack, citation=_CITATION, grids=BASELINE_GRIDS, family="SimA", positive=True)
 
 ATTACKS = (
     _entry("sima_l4", "SimA (l4)", recipe=recipe),

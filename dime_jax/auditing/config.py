@@ -10,6 +10,7 @@ from dime_jax import scoring
 from dime_jax._util import validate
 from dime_jax._util.flags import check_choices, documented
 from dime_jax.attacks import Setting, get_attack, load_attack_module
+from dime_jax.attacks.loss_level import NAME
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.data import Source
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
@@ -18,7 +19,6 @@ from dime_jax.protocol.options import PROFILES, AuditOptions, OutputOption, Prof
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
 
-_THEORY_QUERIES = 11  # of DIME without known members, where the profile has no bound
 DEFAULT_OPTIONS = scoring.ScoringOptions()
 
 
@@ -28,8 +28,8 @@ class AuditConfig(AuditOptions, OutputOption):
     """The settings of an audit; those of `dime-jax audit`. Images are source URIs (see `data.open_source`) or Sources.
 
     Known members and held-out images are named by `members` and `heldout`, or by `images` and a `split` file. Without
-    known members the audit cannot calibrate: it runs DIME with theory weights at `timestep` and `gamma`. With neither,
-    the images are those of the shipped example, for models of its image shape. The model may be a Denoiser.
+    known members the audit cannot calibrate: a fixed rule of three queries decides (`loss_level`). With neither, the
+    images are those of the shipped example, for models of its image shape. The model may be a Denoiser.
 
     How queries are run is said by `options`, what a checkpoint or a hosted model does not say itself by `conversion`,
     how a latent model is used by `use`, and how a hosted model is asked by `remote`.
@@ -57,8 +57,6 @@ class AuditConfig(AuditOptions, OutputOption):
             raise ValueError("name the images by members and heldout, or by images and split")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")
-        validate.check_at_least(self.timestep, 0, "timestep")
-        validate.check_positive(self.gamma, "gamma")
         validate.check_at_least(self.queries or 1, 1, "queries")
         self.check_decider(self.row_labels())
 
@@ -88,12 +86,15 @@ class AuditConfig(AuditOptions, OutputOption):
         return self.members is not None or self.images is not None or self.heldout is None
 
     def jobs(self, conditions: Collection[str] = TEXT_CONDITIONS) -> list[planning.Job]:
-        """Every attack and setting to choose from, for a model that offers these conditions; without members, one."""
+        """Every attack and setting to choose from, for a model that offers these conditions; without members, one.
+
+        Without members its timesteps are those of the usual schedule; the model's own decide when it is asked.
+        """
         if self.members_known:
             return planning.grid_jobs(*self._grid, conditions)
         for name in self.attacks or ():
             get_attack(name)
-        return [planning.Job(get_attack("dime_theory"), self.theory_setting())]
+        return planning.grid_jobs([NAME], self.profile, most=max(self.queries) if self.queries else None)
 
     def left_out(self, conditions: Collection[str] = (OWN,)) -> list[str]:
         """What is not asked because it costs too many queries, in one line for each attack."""
@@ -117,12 +118,6 @@ class AuditConfig(AuditOptions, OutputOption):
         """The names of the rows that results.json will have: the witness of direction is one."""
         jobs = self.jobs()
         return planning.row_labels([*jobs, *planning.witness_jobs(jobs)]) if self.members_known else []
-
-    def theory_setting(self) -> Setting:
-        """DIME's setting without known members."""
-        setting, budget = {"t": self.timestep, "gamma": self.gamma}, max(self.sizes().queries or (_THEORY_QUERIES,))
-        jobs = planning.grid_jobs(["dime_theory"], self.profile, [budget], [setting])
-        return max(jobs, key=lambda job: job.queries).setting
 
     def settings(self, after: str | os.PathLike[str] | Denoiser | None = None) -> Settings:
         """The settings that someone needs to repeat the audit, or a comparison with the model `after`."""

@@ -7,12 +7,13 @@ import numpy as np
 
 from dime_jax import data, scoring
 from dime_jax.attacks import Setting
+from dime_jax.attacks.loss_level import RULE_LABEL
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
-from dime_jax.protocol import stages
+from dime_jax.protocol import stages, statistics
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning
@@ -33,7 +34,7 @@ class Decision(NamedTuple):
       why: this one, in words.
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
-      theory_setting: without: the setting that was stated.
+      fixed_setting: without: the setting of the rule that decides then.
       hooks: for all that is asked further, see `protocol.stages.run`.
     """
 
@@ -41,8 +42,13 @@ class Decision(NamedTuple):
     why: str
     heldout: np.ndarray
     halves: data.Halves | None
-    theory_setting: Setting | None
+    fixed_setting: Setting | None
     hooks: scoring.Hooks
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether p-values are adjusted for the difficulty of pictures; without known members they always are."""
+        return self.halves is None or not self.decider.plain
 
     @property
     def label(self) -> str:
@@ -57,7 +63,7 @@ def decide(
     take: Sequence[str],
     hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> Decision:
-    """Guard the model; with known members, run the protocol and choose what decides, else DIME with theory weights.
+    """Guard the model; with known members, run the protocol and choose what decides, else take the fixed rule.
 
     Args:
       config: the settings.
@@ -68,14 +74,16 @@ def decide(
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
-        setting = config.theory_setting()
-        why = "theory weights at a stated setting: without known members nothing can be calibrated"
-        decider = stages.theory_weights(denoiser.schedule, setting)
-        return Decision(decider, why, heldout, None, setting, guard(config, denoiser, images, hooks))
+        why = "the fixed rule of three queries: without known members nothing can be calibrated"
+        decider = stages.fixed_rule(denoiser.schedule)
+        hooks = guard(config, denoiser, images, hooks)
+        transform = data.transform_for(images.source, denoiser.image_shape)
+        statistics.make(directory, images.source, np.concatenate([heldout, images.candidates]), transform)
+        return Decision(decider, why, heldout, None, decider.setting, hooks)
     halves = cut(config, images.split, images.source, images.groups)
     hooks = run_protocol(config, denoiser, images, halves, take, hooks)
     choice = choose_decider(
-        stages.read_calibrations(directory),
+        [*stages.read_calibrations(directory), *stages.read_adjusted(directory)],
         stages.asked_labels(directory),
         config.decide_with,
         stages.read_direction(directory, ["calibration"], images.groups),
@@ -101,6 +109,7 @@ def run_protocol(
         halves,
         jobs,
         heldout=images.split.heldout,
+        candidates=images.candidates,
         groups=images.groups,
         seed=config.seed,
         options=config.options,
@@ -134,10 +143,11 @@ def choose_decider(
 
     To fit weights to the labels and to pick the attack that agrees with them best both follow the labels, right or
     wrong, so either takes a witness that confirms them. Otherwise the only attack of fixed direction that was named
-    decides, or else the witness itself.
+    decides, or the fixed rule for audits without known members, or else the witness itself; adjusted for the difficulty
+    of pictures where it can be, which needs no labels.
 
     Args:
-      frozen: every calibrated attack, the witness among them.
+      frozen: every calibrated attack, plain and then adjusted, the witness among them.
       asked: labels of the attacks that were asked for.
       wanted: label of the attack that is to decide, if the user named one.
       direction: what the witness says on the calibration half.
@@ -145,12 +155,16 @@ def choose_decider(
     attacks = [one for one in frozen if one.label in asked]
     first = best_calibrated(attacks) if wanted is None else by_label(attacks, wanted)
     why = "highest AUC on the calibration half" if wanted is None else "asked for"
-    fixed = [one for one in attacks if not one.learned_direction and wanted in (None, one.label)]
-    witness = by_label(frozen, planning.WITNESS_LABEL)
-    if direction.may_learn or first == witness or [first] == fixed:
+    if direction.may_learn:
         return Choice(first, why)
+    fixed = {one.label: one for one in attacks if not one.learned_direction and wanted in (None, one.label)}
     if len(fixed) == 1:
-        instead, decider = "the only attack of fixed direction", fixed[0]
+        instead, decider = "the only attack of fixed direction", *fixed.values()
+    elif RULE_LABEL in fixed:
+        instead, decider = "the fixed rule, which needs no labels", fixed[RULE_LABEL]
     else:
+        witness = {one.label: one for one in frozen}[planning.WITNESS_LABEL]
         instead, decider = "the witness of direction", witness
+    if decider.label == first.label:
+        return Choice(decider, why)
     return Choice(decider, f"{instead}; {first.label} ({why}) follows the labels, which the witness does not confirm")

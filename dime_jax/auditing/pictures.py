@@ -4,10 +4,10 @@ import numpy as np
 from PIL import Image
 
 from dime_jax import data, evidence
-from dime_jax.data import Halves, Pair, Split
+from dime_jax.data import Pair, Split
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.transforms import to_uint8
-from dime_jax.protocol.arrays import KnownStatistics, PictureStatistics, Thumbnails
+from dime_jax.protocol.arrays import PictureStatistics, Thumbnails
 from dime_jax.protocol.blind import BLIND_IMAGES
 
 THUMBNAIL_SIDE = 96
@@ -58,15 +58,6 @@ def picture_statistics(
     readable = np.all(np.isfinite(statistics), axis=1)
     of_candidates = _statistics(images.source, images.candidates, transform)
     return PictureStatistics(of_candidates, compared[readable], statistics[readable])
-
-
-def known_statistics(
-    images: CheckedImages, image_shape: tuple[int, ...], heldout: np.ndarray, halves: Halves
-) -> KnownStatistics:
-    """Statistics of the known images that adjusted p-values, and their power, are made from."""
-    transform = data.transform_for(images.source, image_shape)
-    sides = (halves.calibration.heldout, heldout, halves.test.member)
-    return KnownStatistics(*(_statistics(images.source, side, transform) for side in sides))
 
 
 def _statistics(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:

@@ -28,7 +28,7 @@ from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.guards import identity
 from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol import stages
+from dime_jax.protocol import stages, statistics
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts, RunFacts
@@ -77,11 +77,9 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
     shape, halves = model.denoiser.image_shape, decision.halves
     known = read_known(config.directory, decision.label, decision.heldout, halves is not None)
     thumbnails = pictures.make_thumbnails(images, shape, known.split, known.scores(decision.decider))
-    statistics = known_statistics = None
+    likeness = None
     if len(images.candidates):
-        statistics = pictures.picture_statistics(images, shape, decision.heldout, config.seed)
-    if len(images.candidates) and halves is not None:
-        known_statistics = pictures.known_statistics(images, shape, decision.heldout, halves)
+        likeness = pictures.picture_statistics(images, shape, decision.heldout, config.seed)
     blind = captions = Blind(None, None)
     if halves is not None:
         blind = fit_blind(
@@ -110,10 +108,9 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         images.candidates,
         images.groups,
         thumbnails=thumbnails,
-        statistics=statistics,
+        statistics=likeness,
         blind=blind.scores,
         caption_blind=captions.scores,
-        known_statistics=known_statistics,
     )
     if images.truth is not None:
         arrays = dataclasses.replace(arrays, truth=images.truth)
@@ -132,6 +129,8 @@ def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedIm
     """Ask about variations of the held-out images and of the candidates alike."""
     source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
     places, directory = np.arange(len(source)), variations_directory(config.directory, decision.label)
+    transform = data.transform_for(source, denoiser.image_shape)
+    statistics.make(config.directory / "variations", source, places, transform)
     of_candidates = places[len(decision.heldout) * len(VARIATIONS) :]
     _score(config, denoiser, source, decision, directory, places, of_candidates)
 
@@ -219,7 +218,8 @@ def describe_run(
         attack_module=describe_module(config.attack_module),
         decided_by=decision.label,
         chosen=decision.why,
-        theory_setting=decision.theory_setting,
+        adjusted=decision.adjusted,
+        fixed_setting=decision.fixed_setting,
         duplicates=images.duplicates,
         environment=_environment(),
         captions=(config.captions or "own") if denoiser.takes_text else None,

@@ -110,7 +110,7 @@ class Denoiser:
         self.image_shape = tuple(image_shape)
         self.shape = self.image_shape if shape is None else tuple(shape)
         if encode is None and self.shape != self.image_shape:
-            raise ValueError(f"expected encode for {name}: images are {self.image_shape}, its x is {self.shape}")
+            raise ValueError(f"{name} needs encode: its images are {self.image_shape}, its x is {self.shape}")
         self.num_classes = num_classes
         self.condition_shape = condition_shape if num_classes is None else jax.ShapeDtypeStruct((), jnp.int32)
         self.conditions = tuple(conditions)
@@ -168,7 +168,7 @@ class Denoiser:
         """
         x = jnp.asarray(x)
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"expected x in floating point, got {x.dtype}: scale pixels to [-1, 1] first")
+            raise ValueError(f"x must be of a floating type, got {x.dtype}: scale pixels to [-1, 1] first")
         x = at_least_float32(x)
         validate.check_shape(x, (None, *self.shape), "x")
         validate.check_timestep(t, self.schedule.num_steps)
@@ -228,7 +228,7 @@ class Denoiser:
     def embed(self, captions: Sequence[str]) -> PyTree:
         """The condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
         if self._embed is None:
-            raise ValueError(f"{self.name} takes no text: expected a text-conditioned model to embed captions with")
+            raise ValueError(f"{self.name} takes no text, so it cannot embed captions")
         return self._embed(self.params, captions)
 
     def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
@@ -251,13 +251,13 @@ class Denoiser:
         """
         if self.condition_shape is None:
             if condition is not None:
-                raise ValueError(f"{self.name} is unconditional: expected condition=None")
+                raise ValueError(f"{self.name} is unconditional: condition must be None")
             return None
         if self.num_classes is not None:
             return _check_labels(condition, batch, self.num_classes, self.name)
         given, wanted = jax.tree.structure(condition), jax.tree.structure(self.condition_shape)
         if given != wanted:  # type: ignore[operator]
-            raise ValueError(f"{self.name} is conditional: expected a condition of structure {wanted}, got {given}")
+            raise ValueError(f"{self.name} is conditional: condition must have the structure {wanted}, got {given}")
 
         def check(path: tuple[object, ...], one: jax.ShapeDtypeStruct, leaf: ArrayLike) -> jax.Array:
             validate.check_shape(leaf, (batch, *one.shape), f"condition{jax.tree_util.keystr(path)}")
@@ -272,7 +272,7 @@ class Denoiser:
             eps = None
         if eps is None or eps.shape != shape:
             got = list(eps.shape) if eps is not None else None if answer is None else type(answer).__name__
-            raise ValueError(f"expected eps to return an array of shape {list(shape)}, got {got} from {self.name}")
+            raise ValueError(f"eps must return an array of shape {list(shape)}, got {got} from {self.name}")
         return eps
 
 
@@ -318,13 +318,13 @@ def _refuse_keywords(function: str, unknown: Mapping[str, object]) -> None:
 def _check_labels(labels: ArrayLike | None, batch: int, num_classes: int, name: str) -> jax.Array:
     """Integer labels [B] in 0..num_classes-1."""
     if labels is None:
-        raise ValueError(f"{name} is class-conditional: expected condition, one of 0..{num_classes - 1} per image")
+        raise ValueError(f"{name} is class-conditional: condition must be a class in 0..{num_classes - 1} per image")
     labels = jnp.broadcast_to(jnp.asarray(labels), (batch,)) if np.ndim(labels) == 0 else jnp.asarray(labels)
     validate.check_shape(labels, (batch,), "condition")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"expected integer labels, got {labels.dtype}")
+        raise ValueError(f"labels must be integers, got {labels.dtype}")
     if validate.is_concrete(labels):
         bad = np.asarray(labels)[(np.asarray(labels) < 0) | (np.asarray(labels) >= num_classes)]
         if bad.size:
-            raise ValueError(f"expected 0 <= label < {num_classes}, got label={bad[0]}")
+            raise ValueError(f"labels must be >= 0 and < {num_classes}, got {bad[0]}")
     return labels.astype(jnp.int32)

@@ -24,7 +24,7 @@ def id_numbers(ids: Sequence[str | int]) -> Array:
     """Example ids as uint32: numbers below 2³² as they are, names by their CRC-32."""
     numbers = [i if isinstance(i, (int, np.integer)) else zlib.crc32(i.encode()) for i in ids]
     if numbers and not 0 <= min(numbers) <= max(numbers) < 2**32:
-        raise ValueError(f"expected ids from 0 to 2³² - 1, got {min(numbers)} to {max(numbers)}")
+        raise ValueError(f"ids must be from 0 to 2³² - 1, got {min(numbers)} to {max(numbers)}")
     return jax.device_put(np.array(numbers, np.uint32))  # jnp.asarray would compile a program for each length
 
 

@@ -144,7 +144,7 @@ def index_points(train: np.ndarray, num_devices: int = 1) -> Points[np.ndarray]:
     """Deal [n, d] points to devices, padded to equal shares, and table their distances to the landmarks."""
     n, d = train.shape
     if n < num_devices:
-        raise ValueError(f"expected at least one training point per device, got {n} points for {num_devices} devices")
+        raise ValueError(f"there must be a training point for each device, got {n} points for {num_devices} devices")
     size = -(-n // num_devices) * num_devices
     landmarks = choose_landmarks(train)
     centers = landmarks.astype(np.float64)
@@ -340,7 +340,7 @@ class IdealDenoiser(Denoiser):
     def __init__(self, train: ArrayLike, schedule: NoiseSchedule, *, mesh: Mesh | None = None):
         validate.check_not_empty(train, "train")
         if np.ndim(train) < 2:
-            raise ValueError(f"expected train of shape [n, ...] with n > 0, got {list(np.shape(train))}")
+            raise ValueError(f"train must have shape [n, ...] with n > 0, got {list(np.shape(train))}")
         train = np.asarray(train)
         dtype = jax.dtypes.canonicalize_dtype(train.dtype if np.issubdtype(train.dtype, np.floating) else np.float32)
         flat = np.ascontiguousarray(train.reshape(len(train), -1), dtype)

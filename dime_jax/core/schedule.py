@@ -45,6 +45,10 @@ class NoiseSchedule:
         """σ_t = √(1 - ᾱ_t), the noise level at t."""
         return self._look_up(self.sigma_table, t)
 
+    def timestep_at(self, sigma: float) -> int:
+        """The timestep whose noise level is nearest to σ; of two, the smaller."""
+        return int(np.argmin(np.abs(np.asarray(self.sigma_table, np.float64) - sigma)))
+
     def scaled(self, x: jax.Array, t: ArrayLike) -> jax.Array:
         """g = √ᾱ_t x: the image where its noised versions are centred."""
         return per_image(self.sqrt_abar(t), x) * x
@@ -83,7 +87,7 @@ def schedule_from_betas(betas: npt.ArrayLike) -> NoiseSchedule:
         raise ValueError(f"betas must have shape [T] with T > 0, got {list(betas.shape)}")
     if not (np.all(betas > 0) and np.all(betas <= 1)):
         bad = int(np.argmin((betas > 0) & (betas <= 1)))
-        raise ValueError(f"expected 0 < beta <= 1, got betas[{bad}]={betas[bad]}")
+        raise ValueError(f"betas must be > 0 and <= 1, got betas[{bad}]={betas[bad]}")
     abar = np.cumprod(1.0 - betas)
     # 1 - ᾱ by the log, since 1 - 0.9999 has only 12 right digits even in float64.
     with np.errstate(divide="ignore"):

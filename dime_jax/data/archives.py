@@ -57,7 +57,7 @@ def _cifar(layout: _CifarLayout, path: str | os.PathLike[str], split: str) -> So
         labels.append(batch.labels)
     sizes = [len(batch) for batch in labels]
     if _PUBLISHED_BATCH in sizes and set(sizes) != {_PUBLISHED_BATCH} and layout is _CIFAR10:
-        raise ValueError(f"expected {_PUBLISHED_BATCH} images in each file of {path}, got {sizes}: one is truncated")
+        raise ValueError(f"each file of {path} must hold {_PUBLISHED_BATCH} images, got {sizes}: one is truncated")
     starts = np.cumsum([0, *sizes])
 
     def read(index: int) -> np.ndarray:
@@ -88,12 +88,12 @@ def _cifar_files(layout: _CifarLayout, path: pathlib.Path, split: str) -> list[t
         folder = next((d for d in (path, *sorted(path.glob("cifar-10*"))) if _has_any(d, wanted)), path)
         contents = {file.name: file for file in folder.iterdir()}
     else:
-        raise ValueError(f"expected the folder or .tar.gz of {layout.name}, got {str(path)!r}")
+        raise ValueError(f"{str(path)!r} is not a folder or .tar.gz of {layout.name}")
     for suffix in (".bin", ""):
         if all(name + suffix in contents for name in wanted):
             return [(name + suffix, contents[name + suffix], suffix == ".bin") for name in wanted]
     raise ValueError(
-        f"expected {', '.join(wanted)} of {layout.name}, all with .bin or all without, in {path}; "
+        f"{path} must hold {', '.join(wanted)} of {layout.name}, all with .bin or all without; "
         f"got {', '.join(sorted(contents)[:8]) or 'nothing'}"
     )
 
@@ -109,7 +109,7 @@ def _read_tar(path: pathlib.Path, wanted: set[str]) -> dict[str, bytes]:
             name = pathlib.PurePosixPath(member.name).name
             if member.isfile() and name in wanted:
                 if member.size > _LARGEST_PICKLE:
-                    raise ValueError(f"expected {name} in {path} of at most {_LARGEST_PICKLE} bytes, got {member.size}")
+                    raise ValueError(f"{name} in {path} must have at most {_LARGEST_PICKLE} bytes, got {member.size}")
                 contents[name] = archive.extractfile(member).read()  # type: ignore[union-attr]
     return contents
 
@@ -118,7 +118,7 @@ def _read_cifar_binary(layout: _CifarLayout, name: str, file: pathlib.Path | byt
     data = np.frombuffer(file, np.uint8) if isinstance(file, bytes) else _memory_map(file)
     record = layout.label_bytes + 3072
     if len(data) == 0 or len(data) % record:
-        raise ValueError(f"expected {name} to be a multiple of {record} bytes, got {len(data)}: truncated?")
+        raise ValueError(f"the size of {name} must be a multiple of {record} bytes, got {len(data)}: truncated?")
     records = data.reshape(-1, record)
     return _CifarBatch(records[:, layout.label_bytes :], np.array(records[:, layout.label_bytes - 1]))
 
@@ -130,11 +130,9 @@ def _read_cifar_pickle(layout: _CifarLayout, name: str, file: pathlib.Path | byt
         data, labels = batch[b"data"], np.asarray(batch[layout.label_key])
     # A damaged or hostile pickle raises nearly anything; none of it got to run (see _CifarUnpickler).
     except Exception as error:
-        raise ValueError(
-            f"expected {name} to be a {layout.name} python batch, got {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"{name} is not a python batch of {layout.name}: {type(error).__name__}: {error}") from error
     if data.dtype != np.uint8 or data.shape != (len(labels), 3072) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"expected {name} to hold uint8 [n, 3072] and n labels, got {data.dtype} {list(data.shape)}")
+        raise ValueError(f"{name} must hold uint8 [n, 3072] and n labels, got {data.dtype} {list(data.shape)}")
     return _CifarBatch(data, labels)
 
 
@@ -161,10 +159,10 @@ def stl10u(path: str | os.PathLike[str]) -> Source:
     places = (path, path / "unlabeled_X.bin", path / "stl10_binary" / "unlabeled_X.bin")
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        raise ValueError(f"expected unlabeled_X.bin or its folder, got {str(path)!r}")
+        raise ValueError(f"{str(path)!r} is not unlabeled_X.bin or its folder")
     data = _memory_map(file)
     if len(data) == 0 or len(data) % (3 * 96 * 96):
-        raise ValueError(f"expected {file} to be a multiple of {3 * 96 * 96} bytes, got {len(data)}: truncated?")
+        raise ValueError(f"the size of {file} must be a multiple of {3 * 96 * 96} bytes, got {len(data)}: truncated?")
     images = data.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
     return from_images(images, name="stl10u", ids=numbered_ids("unlabeled_", len(images)), transform="stl10u")
 
@@ -186,7 +184,7 @@ def arrays(
     """
     path = pathlib.Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"expected a .npy or .npz file, got {str(path)!r}")
+        raise ValueError(f"{str(path)!r} is not a .npy or .npz file")
     columns = _load_columns(path)
     pixels = columns[_pick(columns, images, ("images", "x", "data"), path) or next(iter(columns))]
     pixels = pixels[..., None] if pixels.ndim == 3 else pixels
@@ -207,7 +205,7 @@ def _load_columns(path: pathlib.Path) -> dict[str, np.ndarray]:
         with loaded:
             return dict(loaded)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"expected {path} to be a .npy or .npz file without pickled objects: {error}") from error
+        raise ValueError(f"{path} is not a .npy or .npz file without pickled objects: {error}") from error
 
 
 def _pick(
@@ -221,7 +219,7 @@ def _pick(
     if found is None and (optional or len(columns) == 1):
         return None
     if found not in columns:
-        raise ValueError(f"expected {found or ' or '.join(usual)} in {path}, got keys {', '.join(columns)}")
+        raise ValueError(f"{path} has no key {found or ' or '.join(usual)}, only {', '.join(columns)}")
     return found
 
 

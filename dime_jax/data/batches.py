@@ -56,7 +56,7 @@ def refuse_too_many(count: int, total: int, what: str, why: Callable[[], str]) -
       TooManyBadImages: if they are more than MAX_UNUSABLE_FRACTION.
     """
     if count > MAX_UNUSABLE_FRACTION * total:
-        raise TooManyBadImages(f"expected at most {MAX_UNUSABLE_FRACTION:.0%} of {total} {what}, got {count}{why()}")
+        raise TooManyBadImages(f"too many {what}: limit {MAX_UNUSABLE_FRACTION:.0%} of {total}, got {count}{why()}")
 
 
 class _Pass:

@@ -73,8 +73,8 @@ def complete(found: Mapping[str, str], names: Sequence[str], missing: str, place
     without = [name for name in names if name not in found]
     if without and missing == "error":
         raise ValueError(
-            f"expected a caption for each of {len(names)} images in {place}, got none for {len(without)}, the first "
-            f"is {without[0]!r}; missing_captions=empty gives those the empty caption"
+            f"{len(without)} of {len(names)} images in {place} have no caption, the first is {without[0]!r}; "
+            "missing_captions=empty gives those the empty caption"
         )
     return [found.get(name, "") for name in names]
 
@@ -114,15 +114,15 @@ def read_folder(root: pathlib.Path, images: Sequence[str], others: Sequence[str]
     found = _from_metadata(root, metadata, images, options.column)
     if found and sidecars:
         raise ValueError(
-            f"expected captions from one origin in {root}, got both {metadata[0]} and {len(sidecars)} .txt files "
-            "beside images: move one of them away"
+            f"{root} has captions both in {metadata[0]} and in {len(sidecars)} .txt files beside images: "
+            "remove one or the other"
         )
     if sidecars and options.column is None:
         found = {image: _read_sidecar(root, file) for image, file in sidecars.items()}
     if not found:
         column = options.column or " or ".join(_CAPTION_COLUMNS)
         files = f"{' or '.join(METADATA_FILES)} (columns {_NAME_COLUMN} and {column})"
-        raise ValueError(f"expected captions in {root}, in {files} or in .txt files beside the images, got none")
+        raise ValueError(f"{root} has no captions, neither in {files} nor in .txt files beside the images")
     return complete(found, images, options.missing, str(root))
 
 
@@ -146,7 +146,7 @@ def _read_sidecar(root: pathlib.Path, file: str) -> str:
         with decoding.open_regular(root / file, "a text file") as stream:
             content = stream.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(f"expected at most {MAX_CAPTION} characters, got more than {limit} bytes")
+            raise ValueError(f"must have at most {MAX_CAPTION} characters, got more than {limit} bytes")
         return check_caption(_decoded(content, "it").strip(), "it")
     except (ValueError, OSError) as error:
         raise ValueError(f"caption {root / file}: {error}") from None
@@ -154,7 +154,7 @@ def _read_sidecar(root: pathlib.Path, file: str) -> str:
 
 def _check_inside(root: pathlib.Path, file: str) -> None:
     if not pathlib.Path(os.path.realpath(root / file)).is_relative_to(os.path.realpath(root)):
-        raise ValueError(f"expected captions inside {root}, got {file!r}, a link that leaves it")
+        raise ValueError(f"captions must be inside {root}, but {file!r} is a link that leaves it")
 
 
 def _from_metadata(
@@ -169,7 +169,7 @@ def _from_metadata(
         for name, caption in captions.items():
             path = (parent / name).as_posix()
             if path in found:
-                raise ValueError(f"expected one caption for each image in {root}, got two for {path!r}")
+                raise ValueError(f"{root} has two captions for {path!r}")
             found[path] = caption
     here = set(images)
     elsewhere = [path for path in found if path not in here]
@@ -193,7 +193,7 @@ def read_metadata(file: pathlib.Path, column: str | None = None) -> dict[str, st
         with decoding.open_regular(file, "a text file") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > _MAX_METADATA_BYTES:
-                raise ValueError(f"expected at most {_MAX_METADATA_BYTES} bytes, got {size}")
+                raise ValueError(f"must have at most {_MAX_METADATA_BYTES} bytes, got {size}")
             lines = _lines(stream)
             rows = _csv_rows(lines) if file.suffix == ".csv" else _json_rows(lines)
             return _captions_of_rows(rows, column)
@@ -211,10 +211,10 @@ def _captions_of_rows(rows: Iterable[_Row], column: str | None) -> dict[str, str
     seen: set[str] = set()
     for number, cells in rows:
         if _NAME_COLUMN not in cells:
-            raise ValueError(f"expected {_NAME_COLUMN} in line {number}, got {shorten(', '.join(map(str, cells)))!r}")
+            raise ValueError(f"line {number} has no {_NAME_COLUMN}, only {shorten(', '.join(map(str, cells)))!r}")
         name = _checked_name(cells[_NAME_COLUMN], number)
         if name in seen:
-            raise ValueError(f"expected each file once, got {shorten(name)!r} again in line {number}")
+            raise ValueError(f"line {number} names {shorten(name)!r} a second time")
         seen.add(name)
         caption = cells.get(caption_column(list(cells), column) or "")
         if caption is not None:
@@ -230,16 +230,16 @@ def caption_column(columns: Sequence[str], given: str | None) -> str | None:
     """
     usual = [column for column in _CAPTION_COLUMNS if column in columns]
     if given is None and len(usual) > 1:
-        raise ValueError(f"expected caption_column to say which of {' and '.join(usual)} holds the captions")
+        raise ValueError(f"caption_column must say which of {' and '.join(usual)} holds the captions")
     return next(iter(usual), None) if given is None else given if given in columns else None
 
 
 def _checked_name(name: object, number: int) -> str:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"expected {_NAME_COLUMN} to be a text in line {number}, got {shorten(str(name))!r}")
+        raise ValueError(f"{_NAME_COLUMN} in line {number} must be a string, got {shorten(str(name))!r}")
     path = pathlib.PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise ValueError(f"expected file names inside the folder, got {shorten(name)!r} in line {number}")
+        raise ValueError(f"line {number} names {shorten(name)!r}, which is not inside the folder")
     return path.as_posix()
 
 
@@ -250,9 +250,9 @@ def _json_rows(lines: Iterable[str]) -> Iterator[_Row]:
         try:
             row = json.loads(line, object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"expected JSON in line {number}, got {error}") from None
+            raise ValueError(f"line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"expected a JSON object in line {number}, got {type(row).__name__}")
+            raise ValueError(f"line {number} must be a JSON object, got {type(row).__name__}")
         yield _Row(number, row)
 
 
@@ -261,14 +261,14 @@ def _csv_rows(lines: Iterator[str]) -> Iterator[_Row]:
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
-            raise ValueError(f"expected each column once, got {shorten(','.join(header))!r}")
+            raise ValueError(f"columns must have different names, got {shorten(','.join(header))!r}")
         for row in reader:
             if row and len(row) != len(header):
-                raise ValueError(f"expected {len(header)} cells in line {reader.line_num}, got {len(row)}")
+                raise ValueError(f"line {reader.line_num} must have {len(header)} cells, got {len(row)}")
             if row:
                 yield _Row(reader.line_num, {column: cell or None for column, cell in zip(header, row)})
     except csv.Error as error:
-        raise ValueError(f"expected CSV, got {error} in line {reader.line_num}") from None
+        raise ValueError(f"line {reader.line_num} is not CSV: {error}") from None
 
 
 def _lines(stream: Any) -> Iterator[str]:
@@ -277,7 +277,7 @@ def _lines(stream: Any) -> Iterator[str]:
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise ValueError(f"expected lines of at most {_MAX_LINE_BYTES} bytes, got more in line {number}")
+            raise ValueError(f"line {number} has more than {_MAX_LINE_BYTES} bytes")
         yield _decoded(line, f"line {number}", is_start=number == 1)
 
 
@@ -285,4 +285,4 @@ def _decoded(content: bytes, place: str, is_start: bool = True) -> str:
     try:
         return content.decode("utf-8-sig" if is_start else "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"expected UTF-8 in {place}, got byte {error.object[error.start]:#04x}") from None
+        raise ValueError(f"{place} is not UTF-8: it has the byte {error.object[error.start]:#04x}") from None

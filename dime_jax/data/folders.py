@@ -66,7 +66,7 @@ def imagenet(path: str | os.PathLike[str], decode: decoding.Decode = "torchvisio
 
     def label_of(name: str) -> int:
         if name not in number:
-            raise ValueError(f"expected folders named by the 1000 wnids of ImageNet-1k in {root}, got {name!r}")
+            raise ValueError(f"folders in {root} must be named by the 1000 wnids of ImageNet-1k, got {name!r}")
         return number[name]
 
     ids = _list_images(root)
@@ -88,7 +88,7 @@ def imagenetv2(
 
     def by_number(name: str) -> int:
         if not (name.isdecimal() and int(name) < 1000):
-            raise ValueError(f"expected folders named 0 to 999 in {root}, got {name!r}")
+            raise ValueError(f"folders in {root} must be named 0 to 999, got {name!r}")
         return int(name)
 
     label_of: Callable[[str], int] = by_number
@@ -116,7 +116,7 @@ def celeba(path: str | os.PathLike[str], split: str = "train", decode: decoding.
     ids = [name for name, part in partition.items() if split == "all" or part == _CELEBA_PARTITIONS.index(split)]
     unknown = [name for name in ids if name not in identity]
     if unknown:
-        raise ValueError(f"expected an identity for each image of {root}, got none for {unknown[0]!r}")
+        raise ValueError(f"image {unknown[0]!r} of {root} has no identity")
     images = _find(root, "img_align_celeba")
     if (images / "img_align_celeba").is_dir():  # as some mirrors pack it
         images = images / "img_align_celeba"
@@ -127,7 +127,7 @@ def celeba(path: str | os.PathLike[str], split: str = "train", decode: decoding.
 def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: decoding.Decode, **columns: Any) -> Source:
     validate.check_choice(decode, decoding.DECODES, "decode")
     if not ids:
-        raise ValueError(f"expected images ({' '.join(sorted(decoding.SUFFIXES))}) in {root}, got none")
+        raise ValueError(f"no images ({' '.join(sorted(decoding.SUFFIXES))}) in {root}")
     real_root = os.path.realpath(root)
 
     def read(index: int) -> np.ndarray:
@@ -170,7 +170,7 @@ def _by_folder(paths: list[str]) -> list[str]:
 
 def _log_skipped(root: pathlib.Path, skipped: Sequence[str]) -> None:
     if skipped:
-        logging.warning("skipped %d files of %s that are no images, such as %r", len(skipped), root, skipped[0])
+        logging.warning("skipped %d files of %s that are not images, such as %r", len(skipped), root, skipped[0])
 
 
 def _class_labels(ids: Sequence[str], label_of: Callable[[str], int]) -> np.ndarray:
@@ -188,14 +188,14 @@ def _printable(name: str) -> str:
 def _existing_folder(path: str | os.PathLike[str]) -> pathlib.Path:
     root = pathlib.Path(path).expanduser()
     if not root.is_dir():
-        raise ValueError(f"expected an existing folder, got {str(path)!r}")
+        raise ValueError(f"no folder {str(path)!r}")
     return root
 
 
 def _find(root: pathlib.Path, name: str) -> pathlib.Path:
     found = [*root.glob(name), *sorted(root.glob(f"*/{name}"))]
     if not found:
-        raise ValueError(f"expected {name} in {root} or one level below, got none")
+        raise ValueError(f"no {name} in {root} or one level below")
     return found[0]
 
 
@@ -205,7 +205,7 @@ def _two_columns(file: pathlib.Path) -> dict[str, int]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split()
         if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in pairs:
-            raise ValueError(f"expected a new file name and a number in {file} line {number}, got {line!r}")
+            raise ValueError(f"{file} line {number} must be a new file name and a number, got {line!r}")
         pairs[fields[0]] = int(fields[1])
     return pairs
 

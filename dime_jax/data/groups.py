@@ -45,9 +45,9 @@ def read_groups(path: str | os.PathLike[str], ids: Sequence[str]) -> np.ndarray:
             if number == 1 and fields == ["id", "group"]:
                 continue
             if len(fields) != 2 or fields[0] not in position:
-                raise ValueError(f"expected a known id and a group in {path} line {number}, got {','.join(fields)!r}")
+                raise ValueError(f"{path} line {number} must be a known id and a group, got {','.join(fields)!r}")
             if groups[position[fields[0]]] != ALONE:
-                raise ValueError(f"expected one group for each id in {path}, got line {number} for {fields[0]!r} again")
+                raise ValueError(f"{path} line {number} gives {fields[0]!r} a second group")
             groups[position[fields[0]]] = numbers.setdefault(fields[1], len(numbers))
     return groups
 

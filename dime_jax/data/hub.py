@@ -89,14 +89,14 @@ def split_files(names: Sequence[str], split: str, config: str | None = None) -> 
         raise DownloadError(f"has several configurations, name one with ?config=: {listed(configs)}")
     chosen = config or configs[0]
     if chosen not in configs:
-        raise DownloadError(f"has no configuration {chosen!r}, expected one of {listed(configs)}")
+        raise DownloadError(f"has no configuration {chosen!r}, only {listed(configs)}")
     found = sorted((part.number, part) for part in parts if (part.config, part.split) == (chosen, split))
     if not found:
         splits = sorted({part.split for part in parts if part.config == chosen})
-        raise DownloadError(f"has no split {split!r}, expected one of {listed(splits)}")
+        raise DownloadError(f"has no split {split!r}, only {listed(splits)}")
     numbers, count = [number for number, _ in found], found[0][1].shards
     if count is not None and numbers != list(range(count)):
-        raise DownloadError(f"expected {count} files of the split {split!r}, got {len(numbers)}")
+        raise DownloadError(f"has only {len(numbers)} of the {count} files of the split {split!r}")
     return [part.path for _, part in found]
 
 

@@ -70,7 +70,7 @@ def open_source(uri: str, **options: object) -> Source:
         if option not in takes:
             raise ValueError(f"unknown option {option!r} for {kind}; expected one of {', '.join(takes) or 'none'}")
     if kind != "digits" and not place:
-        raise ValueError(f"expected {kind}:PLACE, got {uri!r}")
+        raise ValueError(f"a place must follow, as in {kind}:PLACE, got {uri!r}")
     source = opener(**options) if kind == "digits" else opener(place, **options)
     return source if captions_wanted is None else _captioned(source, captions_wanted)
 
@@ -95,7 +95,7 @@ def _parse(uri: str) -> tuple[str, str, dict[str, str]]:
     guess = _guess(pathlib.Path(uri).expanduser())
     if guess is None:
         choices = ", ".join(f"{kind}:" for kind in _OPENERS if kind != "digits")
-        raise ValueError(f"expected digits, an existing path, or a name that starts with {choices}; got {uri!r}")
+        raise ValueError(f"images must be digits, an existing path, or a name that starts with {choices}; got {uri!r}")
     return guess, uri, {}
 
 

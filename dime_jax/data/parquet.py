@@ -63,7 +63,7 @@ def parquet(
     path = pathlib.Path(path).expanduser()
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
-        raise ValueError(f"expected a Parquet file, or a folder of .parquet files, got {str(path)!r}")
+        raise ValueError(f"{str(path)!r} is not a Parquet file or a folder of .parquet files")
     return open_files(files, images, labels, decode, CaptionOptions(captions, caption_column, missing_captions))
 
 
@@ -100,20 +100,20 @@ def _open(path: pathlib.Path, images: str) -> "pq.ParquetFile":
         schema = file.schema_arrow
     # A damaged footer raises nearly anything.
     except Exception as error:
-        raise ValueError(f"expected {path} to be a Parquet file: {one_line(error)}") from None
+        raise ValueError(f"{path} is not a Parquet file: {one_line(error)}") from None
     twice = [name for name, count in collections.Counter(schema.names).items() if count > 1]
     if twice:
-        raise ValueError(f"expected each column once in {path}, got {twice[0]!r} more than once")
+        raise ValueError(f"{path} has more than one column {twice[0]!r}")
     if images not in schema.names:
-        raise ValueError(f"expected a column {images!r} of images in {path}, got {listed(map(repr, schema.names))}")
+        raise ValueError(f"{path} has no column {images!r} of images, only {listed(map(repr, schema.names))}")
     if not _holds_images(schema.field(images).type):
         kind = one_line(schema.field(images).type, 80)
-        raise ValueError(f"expected {images!r} in {path} to be binary or a struct of bytes and path, got {kind}")
+        raise ValueError(f"column {images!r} in {path} must be binary or a struct of bytes and path, got {kind}")
     for group in range(file.num_row_groups):
         size = _unpacked(file, group, images)
         if size > _MAX_ROW_GROUP:
             raise ValueError(
-                f"expected at most {_MAX_ROW_GROUP} bytes of images in each row group of {path}, got {size}: write it "
+                f"each row group of {path} must hold at most {_MAX_ROW_GROUP} bytes of images, got {size}: write it "
                 "with smaller ones, such as row_group_size=100"
             )
     return file
@@ -128,7 +128,7 @@ class _Files:
         rows = [file.metadata.row_group(group).num_rows for file, group in self.groups]
         self.starts = [0, *itertools.accumulate(rows)]
         if len(self) > _MAX_ROWS:
-            raise ValueError(f"expected at most {_MAX_ROWS} rows in the Parquet files, got {len(self)}")
+            raise ValueError(f"the Parquet files must have at most {_MAX_ROWS} rows, got {len(self)}")
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -151,7 +151,7 @@ class _Files:
             if all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
                 return np.array(values, np.int32)
         if given is not None:
-            raise ValueError(f"expected a column {given!r} of labels, integers from 0, in every Parquet file")
+            raise ValueError(f"every Parquet file must have a column {given!r} of labels, integers >= 0")
         return None
 
     def captions(self, options: CaptionOptions, names: Sequence[str]) -> list[str]:
@@ -159,7 +159,7 @@ class _Files:
         columns = {self._caption_column(file, options.column) for file in self.files}
         if len(columns) > 1:
             raise ValueError(
-                f"expected captions in one column of all Parquet files, got {listed(sorted(map(repr, columns)))}"
+                f"all Parquet files must have captions in the same column, got {listed(sorted(map(repr, columns)))}"
             )
         column = columns.pop()
         found = {
@@ -175,25 +175,25 @@ class _Files:
         if column is None:
             wanted = "text or caption" if given is None else given
             raise ValueError(
-                f"expected a column {wanted} of captions in the Parquet file, got {listed(map(repr, schema.names))}"
+                f"the Parquet file has no column {wanted} of captions, only {listed(map(repr, schema.names))}"
             )
         kind = schema.field(column).type
         if not _is_text(kind):
-            raise ValueError(f"expected {column!r} in the Parquet file to be text, got {one_line(kind, 80)}")
+            raise ValueError(f"column {column!r} of the Parquet file must be text, got {one_line(kind, 80)}")
         return column
 
     def rows(self, column: str) -> Iterator[dict[str, Any]]:
         """Every row, of which only this column is read."""
         size = sum(_unpacked(file, group, column) for file, group in self.groups)
         if size > _MAX_TEXT:
-            raise ValueError(f"expected at most {_MAX_TEXT} bytes in column {column!r}, got {size}")
+            raise ValueError(f"column {column!r} must have at most {_MAX_TEXT} bytes, got {size}")
         count = 0
         for file, group in self.groups:
             for row in _read(file, group, column):
                 count += 1
                 yield row
         if count != len(self):
-            raise ValueError(f"expected {len(self)} rows in column {column!r}, as the footer says, got {count}")
+            raise ValueError(f"column {column!r} must have {len(self)} rows, as the footer says, got {count}")
 
 
 def _read(file: "pq.ParquetFile", group: int, column: str) -> Iterator[dict[str, Any]]:

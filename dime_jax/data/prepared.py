@@ -84,7 +84,7 @@ def _open_records(name: str, split: str, data_dir: str | os.PathLike[str] | None
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise ValueError(f"expected the extra dime_jax[tfds] to be installed for tfds:{name}: {error}") from error
+        raise ValueError(f"tfds:{name} needs the extra dime_jax[tfds], which is not installed: {error}") from error
     try:
         return tensorflow_datasets.data_source(
             name,
@@ -95,8 +95,8 @@ def _open_records(name: str, split: str, data_dir: str | os.PathLike[str] | None
         )
     # TFDS reports a missing dataset, version, split or format by as many exception types.
     except Exception as error:
-        place = f"{name} (split {split}) prepared as array_record in {data_dir}"
-        raise ValueError(f"expected {place}: {one_line(error)}") from error
+        place = f"{name} (split {split}) is not prepared as array_record in {data_dir}"
+        raise ValueError(f"{place}: {one_line(error)}") from error
 
 
 def _metadata(record: _Record) -> _Metadata:

@@ -244,7 +244,7 @@ def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
             why = functools.partial(str, such_as)
             refuse_too_many(len(these), len(indices), f"{ROLES[role]} that cannot be used", why)
         elif these and len(these) == len(indices):
-            raise ValueError(f"expected candidates that can be used, got none of {len(these)}{such_as}")
+            raise ValueError(f"none of the {len(these)} candidates can be used{such_as}")
 
 
 def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
@@ -298,8 +298,8 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
                 f"--{role}" if role in named else f"the {ROLES[role]}" for role in ROLES if role in (one, two)
             )
             raise ValueError(
-                f"expected {first} and {second} to be different images, got {shared} of {total} that are the same to "
-                "the pixel: was the same folder given twice?"
+                f"{first} and {second} must be different images, but {shared} of {total} are identical to the pixel: "
+                "was the same folder given twice?"
             )
 
 

@@ -82,8 +82,8 @@ def open_roles(
     elif heldout is None:
         if tuple(shape) != _EXAMPLE_SHAPE or example_split is None:
             raise ValueError(
-                f"expected --heldout: images like the members that the model was not trained on; the example's digits "
-                f"are {list(_EXAMPLE_SHAPE)}, this model takes {list(shape)}"
+                f"--heldout is missing: images like the members that the model was not trained on; the example's "
+                f"digits are {list(_EXAMPLE_SHAPE)}, this model takes {list(shape)}"
             )
         source = open_source(EXAMPLE)
         split = example_split(source)
@@ -98,7 +98,7 @@ def open_roles(
         source, split = join_known(members, heldout, shape)
     if candidates is None:
         if not len(split.member):
-            raise ValueError("expected --candidates or --members: with held-out images alone there is nothing to find")
+            raise ValueError("give --candidates or --members: with held-out images alone there is nothing to find")
         return Roles(source, split, np.zeros(0, np.int64))
     return Roles(_append(source, candidates, shape), split, len(source) + np.arange(len(candidates)))
 
@@ -149,7 +149,7 @@ def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str,
     """
     if num_classes is not None and file is None and source.labels is None:
         raise ValueError(
-            f"{model} is class-conditional: expected class labels for all images, in their sources (folders of "
+            f"{model} is class-conditional: all images need class labels, in their sources (folders of "
             "classes must have the same names everywhere, or labels would mean different classes) or by --labels "
             "FILE.csv of lines id,label"
         )
@@ -157,7 +157,7 @@ def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str,
         names = source.class_names
         if num_classes is not None and names is not None and len(names) != num_classes:
             raise ValueError(
-                f"expected {num_classes} folders of classes, as many as {model} has, got "
+                f"there must be {num_classes} folders of classes, as many as {model} has classes, got "
                 f"{len(names)}: their positions are not its labels; give --labels FILE.csv of lines id,label"
             )
         return source
@@ -165,11 +165,11 @@ def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str,
         rows = [row for row in csv.reader(stream) if row and row != ["id", "label"]]
     wrong = next((row for row in rows if len(row) != 2 or not row[1].strip().isdecimal()), None)
     if wrong is not None:
-        raise ValueError(f"expected lines id,label in {file}, got {','.join(wrong)!r}")
+        raise ValueError(f"lines of {file} must be id,label, got {','.join(wrong)!r}")
     label = {id: int(number) for id, number in rows}
     missing = [id for id in source.ids if id not in label]
     if missing:
-        raise ValueError(f"expected a label for each image in {file}, got none for {missing[0]!r}")
+        raise ValueError(f"{file} has no label for {missing[0]!r}")
     return dataclasses.replace(source, labels=np.array([label[id] for id in source.ids], np.int32))
 
 
@@ -187,7 +187,7 @@ def with_captions(source: Source, captions: str | None, model: str, takes_text: 
     """
     if not takes_text:
         if captions is not None:
-            raise ValueError(f"{model} takes no text: expected no --captions {captions}")
+            raise ValueError(f"{model} takes no text: omit --captions {captions}")
         return source
     if captions == "none":
         return empty_captions(source)

@@ -72,14 +72,14 @@ class Source:
 
     def __post_init__(self) -> None:
         if len(self.ids) == 0:
-            raise ValueError(f"expected at least one image in {self.name}, got none")
+            raise ValueError(f"{self.name} must have at least one image, got none")
         for column in ("labels", "identities"):
             if getattr(self, column) is not None:
                 validate.check_shape(getattr(self, column), (len(self.ids),), f"{column} of {self.name}")
         if len(set(self.ids)) != len(self.ids):
             seen: set[str] = set()
             twice = next(i for i in self.ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
-            raise ValueError(f"expected unique ids in {self.name}, got {twice!r} more than once")
+            raise ValueError(f"ids in {self.name} must be unique, got {twice!r} more than once")
         if self.captions is not None:
             _check_captions(self.captions, self.ids, self.name)
 
@@ -101,7 +101,7 @@ class Source:
     def __getitem__(self, index: int) -> Item:
         index = int(index)
         if not 0 <= index < len(self):
-            raise IndexError(f"expected 0 <= index < {len(self)} in {self.name}, got {index}")
+            raise IndexError(f"index in {self.name} must be >= 0 and < {len(self)}, got {index}")
         return Item(
             image=self.read(index),
             label=None if self.labels is None else int(self.labels[index]),
@@ -131,26 +131,26 @@ def check_caption(caption: object, place: str) -> str:
     """The caption, if it is text that can be stored and is not absurdly long; `place` is named in the error."""
     if not isinstance(caption, str):
         kind = f"a list of {len(caption)}" if isinstance(caption, list) else type(caption).__name__
-        raise ValueError(f"expected one caption, a text, for {place}, got {kind}")
+        raise ValueError(f"the caption of {place} must be one string, got {kind}")
     if len(caption) > MAX_CAPTION:
-        raise ValueError(f"expected a caption of at most {MAX_CAPTION} characters for {place}, got {len(caption)}")
+        raise ValueError(f"the caption of {place} must have at most {MAX_CAPTION} characters, got {len(caption)}")
     try:
         caption.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected a caption of valid Unicode for {place}, got half a surrogate pair") from None
+        raise ValueError(f"the caption of {place} must be valid Unicode, got half a surrogate pair") from None
     return caption
 
 
 def _check_captions(captions: Sequence[str], ids: Sequence[str], name: str) -> None:
     if isinstance(captions, str) or len(captions) != len(ids):
-        raise ValueError(f"expected a list of {len(ids)} captions of {name}, got {len(captions)}")
+        raise ValueError(f"captions of {name} must be a list of {len(ids)}, got {len(captions)}")
     for id, caption in zip(ids, captions):
         check_caption(caption, f"{id!r} of {name}")
 
 
 def why_no_captions(source: Source) -> str:
     """Why a source has no captions, in words."""
-    return source.caption_problem or f"expected captions for the images of {source.name}, which has none"
+    return source.caption_problem or f"the images of {source.name} have no captions"
 
 
 def from_images(
@@ -181,7 +181,7 @@ def from_images(
     """
     validate.check_shape(images, (None, None, None, None), f"images of {name}")
     if images.shape[-1] not in (1, 3):
-        raise ValueError(f"expected images of {name} with 1 or 3 channels last, got shape {list(images.shape)}")
+        raise ValueError(f"images of {name} must have 1 or 3 channels last, got shape {list(images.shape)}")
     if images.dtype != np.uint8:
         _check_floats(images, name)
     return Source(
@@ -197,11 +197,11 @@ def from_images(
 def _check_floats(images: np.ndarray, name: str) -> None:
     """Refuse integers, and values on another scale, as far as the first images show it."""
     if not np.issubdtype(images.dtype, np.floating):
-        raise ValueError(f"expected images of {name} as uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
+        raise ValueError(f"images of {name} must be uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
     first = np.asarray(images[:_LOOKED_AT])
     if first.size and np.all(first >= 0) and np.any(first > 0.5):
         raise ValueError(
-            f"expected images of {name} in [-1, 1], got values from {first.min():g} to {first.max():g}: "
+            f"images of {name} must be in [-1, 1], got values from {first.min():g} to {first.max():g}: "
             "scale [0, 1] by 2 x - 1, or convert 0..255 to uint8"
         )
 
@@ -212,7 +212,7 @@ def _in_range(image: np.ndarray) -> np.ndarray:
         return image
     if not np.all(np.isfinite(image)):
         raise BadImage(f"{int(np.sum(~np.isfinite(image)))} of {image.size} values are NaN or infinite")
-    raise BadImage(f"expected values in [-1, 1], got {image.min():g} to {image.max():g}")
+    raise BadImage(f"values must be in [-1, 1], got {image.min():g} to {image.max():g}")
 
 
 def check_integers(values: npt.ArrayLike, name: str) -> np.ndarray:

@@ -52,7 +52,7 @@ class Split:
             raise ValueError(f"cannot apply a split by index to {source.name}: {source.index_problem}")
         largest = max(self.member.max(initial=-1), self.heldout.max(initial=-1))
         if largest >= len(source):
-            raise ValueError(f"expected split indices < {len(source)} in {source.name}, got {largest}")
+            raise ValueError(f"split indices must be < {len(source)} in {source.name}, got {largest}")
         return self
 
 
@@ -78,7 +78,7 @@ def read_split(path: str | os.PathLike[str], source: Source) -> Split:
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path}: {error}") from error
     wanted = " or ".join(f"{member} and {heldout} ({name})" for name, (member, heldout) in _FILE_KEYS.items())
-    raise ValueError(f"{path}: expected {wanted}, got {keys}")
+    raise ValueError(f"{path}: must hold {wanted}, got {keys}")
 
 
 def write_split(path: str | os.PathLike[str], split: Split) -> None:
@@ -124,7 +124,7 @@ def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed
       seed: of the shuffles.
     """
     if source.identities is None:
-        raise ValueError(f"expected identities in {source.name} for an identity-disjoint split, got none")
+        raise ValueError(f"{source.name} has no identities, which an identity-disjoint split needs")
     validate.check_at_least(per_identity, 1, "per_identity")
     rng = np.random.default_rng(seed)
     people = np.unique(source.identities)
@@ -142,7 +142,7 @@ def identity_split(source: Source, size: int = 1000, per_identity: int = 2, seed
         rng.shuffle(photos)
         unfilled[0].extend(photos[:per_identity])
     if len(heldout) < size:
-        raise ValueError(f"expected people for 2 x {size} images in {source.name}, got {len(member) + len(heldout)}")
+        raise ValueError(f"{source.name} must have people for 2 x {size} images, got {len(member) + len(heldout)}")
     return Split(np.sort(member[:size]), np.sort(heldout[:size])).check(source)
 
 
@@ -156,14 +156,14 @@ def per_class_split(members: Source, heldout: Source, per_class: int = 3, seed: 
 
     def draw(source: Source) -> np.ndarray:
         if source.labels is None:
-            raise ValueError(f"expected class labels in {source.name} to draw {per_class} a class, got none")
+            raise ValueError(f"{source.name} has no class labels, so {per_class} a class cannot be drawn")
         classes: dict[int, list[int]] = {}
         for index, label in enumerate(source.labels):
             classes.setdefault(int(label), []).append(index)
         chosen = []
         for label, images in classes.items():
             if len(images) < per_class:
-                raise ValueError(f"expected {per_class} images of class {label} in {source.name}, got {len(images)}")
+                raise ValueError(f"class {label} of {source.name} must have {per_class} images, got {len(images)}")
             rng.shuffle(images)
             chosen += images[:per_class]
         rng.shuffle(chosen)
@@ -270,7 +270,7 @@ def _hash(seed: int, id: str) -> int:
 
 def _check_room(source: Source, wanted: int) -> None:
     if wanted > len(source):
-        raise ValueError(f"expected at least {wanted} images in {source.name}, got {len(source)}")
+        raise ValueError(f"{source.name} must have at least {wanted} images, got {len(source)}")
 
 
 def _repeated(index: np.ndarray) -> list[int]:

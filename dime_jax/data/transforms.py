@@ -29,9 +29,7 @@ class Transform(NamedTuple):
         resized = decoding.in_turn(image.size // image.shape[-1], lambda: self.resize(image))
         resized = _to_channels(resized, self.shape[-1])
         if resized.shape != self.shape:
-            raise ValueError(
-                f"expected images of shape {list(self.shape)} after {self.name}, got {list(resized.shape)}"
-            )
+            raise ValueError(f"images must have shape {list(self.shape)} after {self.name}, got {list(resized.shape)}")
         return to_model_range(resized)
 
 
@@ -50,7 +48,7 @@ def get_transform(name: str, image_shape: tuple[int, ...] | None = None) -> Tran
     """
     if name == "fit":
         if image_shape is None or len(image_shape) != 3:
-            raise ValueError(f"expected image_shape (height, width, channels) for transform fit, got {image_shape}")
+            raise ValueError(f"transform fit needs image_shape (height, width, channels), got {image_shape}")
         height, width, channels = image_shape
         return Transform(f"fit-{height}x{width}x{channels}", (height, width, channels), _cover(height, width))
     validate.check_choice(name, (*_PIPELINES, "fit"), "transform")
@@ -88,16 +86,14 @@ def recognise_range(images: np.ndarray) -> str:
     if images.dtype == np.uint8:
         return "uint8"
     if not np.issubdtype(images.dtype, np.floating):
-        raise ValueError(f"expected images as uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
+        raise ValueError(f"images must be uint8 or floats, got {images.dtype}: convert 0..255 to uint8")
     validate.check_finite(images, "images")
     low, high = float(images.min()), float(images.max())
     if 0 <= low <= 0.05 and 0.95 <= high <= 1:
         return "[0, 1]"
     if -1 <= low <= -0.9 and 0.9 <= high <= 1:
         return "[-1, 1]"
-    raise ValueError(
-        f"expected images that fill [0, 1] or [-1, 1], got values from {low:g} to {high:g}: name value_range"
-    )
+    raise ValueError(f"images must fill [0, 1] or [-1, 1], got values from {low:g} to {high:g}: give value_range")
 
 
 def to_stored_range(images: np.ndarray, value_range: str | None = None) -> np.ndarray:
@@ -111,13 +107,13 @@ def to_stored_range(images: np.ndarray, value_range: str | None = None) -> np.nd
         value_range = recognise_range(images)
     validate.check_choice(value_range, RANGES, "value_range")
     if (images.dtype == np.uint8) != (value_range == "uint8"):
-        raise ValueError(f"expected images of value_range {value_range}, got {images.dtype}")
+        raise ValueError(f"images must be of value_range {value_range}, got {images.dtype}")
     if images.dtype == np.uint8:
         return images
     validate.check_finite(images, "images")
     low, high = (0.0, 1.0) if value_range == "[0, 1]" else (-1.0, 1.0)
     if images.min() < low or images.max() > high:
-        raise ValueError(f"expected images in {value_range}, got values from {images.min():g} to {images.max():g}")
+        raise ValueError(f"images must be in {value_range}, got values from {images.min():g} to {images.max():g}")
     levels = (images.astype(np.float32) - low) * np.float32(255 / (high - low))
     rounded = np.round(levels)
     if np.abs(levels - rounded).max() < 1e-3:
@@ -131,7 +127,7 @@ def _as_it_is(image: np.ndarray) -> np.ndarray:
 
 def _resized(image: np.ndarray, height: int, width: int, filter: Image.Resampling) -> np.ndarray:
     if image.dtype != np.uint8:
-        raise ValueError(f"expected images of {height}x{width}, got {list(image.shape)}: float images are not resized")
+        raise ValueError(f"float images are not resized: they must be {height}x{width}, got {list(image.shape)}")
     pixels = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     return np.asarray(pixels.resize((width, height), filter)).reshape(height, width, image.shape[-1])
 

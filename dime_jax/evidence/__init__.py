@@ -3,11 +3,6 @@
 Everywhere a lower score means member. NumPy, SciPy and scikit-learn on the host; nothing here touches a model.
 """
 
-from dime_jax.evidence.adjusting import Adjustment as Adjustment
-from dime_jax.evidence.adjusting import ScoredPictures as ScoredPictures
-from dime_jax.evidence.adjusting import adjusted_p_values as adjusted_p_values
-from dime_jax.evidence.adjusting import fit_adjustment as fit_adjustment
-from dime_jax.evidence.adjusting import least_to_fit as least_to_fit
 from dime_jax.evidence.blind import BlindBaseline as BlindBaseline
 from dime_jax.evidence.blind import Gap as Gap
 from dime_jax.evidence.blind import GroupsTooLarge as GroupsTooLarge
@@ -25,12 +20,17 @@ from dime_jax.evidence.candidates import smallest_p as smallest_p
 from dime_jax.evidence.deletion import Change as Change
 from dime_jax.evidence.deletion import DeletionCheck as DeletionCheck
 from dime_jax.evidence.deletion import DeletionVerdict as DeletionVerdict
+from dime_jax.evidence.deletion import Ranks as Ranks
 from dime_jax.evidence.deletion import deletion_check as deletion_check
+from dime_jax.evidence.difficulty import Adjustment as Adjustment
+from dime_jax.evidence.difficulty import Combine as Combine
 from dime_jax.evidence.difficulty import Difficulty as Difficulty
+from dime_jax.evidence.difficulty import Pile as Pile
 from dime_jax.evidence.difficulty import difficulty_p_values as difficulty_p_values
 from dime_jax.evidence.difficulty import difficulty_residuals as difficulty_residuals
 from dime_jax.evidence.difficulty import difficulty_statistics as difficulty_statistics
 from dime_jax.evidence.difficulty import fit_difficulty as fit_difficulty
+from dime_jax.evidence.difficulty import freeze_difficulty as freeze_difficulty
 from dime_jax.evidence.direction import NOT_CHECKED as NOT_CHECKED
 from dime_jax.evidence.direction import Direction as Direction
 from dime_jax.evidence.direction import Judgement as Judgement

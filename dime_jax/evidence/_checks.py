@@ -25,7 +25,7 @@ def one_dimensional(values: npt.ArrayLike, name: str) -> np.ndarray:
     validate.check_shape(array, (None,), name)
     validate.check_not_empty(array, name)
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"expected numbers in {name}, got type {array.dtype}")
+        raise ValueError(f"{name} must be numbers, got type {array.dtype}")
     return array
 
 

@@ -49,7 +49,7 @@ def caption_baseline(
     """
     for captions, name in ((member_captions, "member_captions"), (heldout_captions, "heldout_captions")):
         if isinstance(captions, str) or not all(isinstance(caption, str) for caption in captions):
-            raise ValueError(f"expected {name} to be a list of texts, got {type(captions).__name__}")
+            raise ValueError(f"{name} must be a list of strings, got {type(captions).__name__}")
         validate.check_at_least(len(captions), 2, f"number of {name}")
     validate.check_at_least(folds, 2, "folds")
     captions = [caption[:_CHARACTERS] for caption in (*member_captions, *heldout_captions)]

@@ -24,6 +24,20 @@ class Change(NamedTuple):
     p_value: float
 
 
+class Ranks(NamedTuple):
+    """Candidates among held-out images under one model.
+
+    Attributes:
+      p_values: [m], NaN without a finite answer.
+      scores: of the candidates [m], comparable with `heldout`.
+      heldout: of the held-out images [n]; NaN without a finite answer.
+    """
+
+    p_values: np.ndarray
+    scores: np.ndarray
+    heldout: np.ndarray
+
+
 class DeletionVerdict(enum.StrEnum):
     """What may be said about a deletion."""
 
@@ -69,6 +83,7 @@ def deletion_check(
     *,
     heldout_groups: npt.ArrayLike | None = None,
     resamples: int = RESAMPLES,
+    ranks: tuple[Ranks, Ranks] | None = None,
 ) -> DeletionCheck:
     """Paired deletion check: scores of the same candidates, and of the same held-out images, under two models.
 
@@ -86,6 +101,19 @@ def deletion_check(
 
     The last is what deletion should look like; it does not prove deletion. Candidates whose score is NaN or infinite
     under either model are left out, with a warning, and are never flagged.
+
+    Args:
+      before: scores of the candidates under the model before [m].
+      after: the same under the model after.
+      heldout_before: of the held-out images [n].
+      heldout_after: the same under the model after.
+      groups: of the candidates, -1 for one on its own; all on their own if None.
+      level: of the tests.
+      seed: of the resampling.
+      heldout_groups: of the held-out images.
+      resamples: of the tests.
+      ranks: under each model, p-values and scores that are adjusted for the difficulty of pictures, for flags and tests
+        of the set. The change is that of the plain scores: pairing takes the difficulty out by itself.
     """
     before, after = _checks.numbers(before, "before"), _checks.numbers(after, "after")
     heldout_before = _checks.finite_scores(heldout_before, "heldout_before")
@@ -94,22 +122,20 @@ def deletion_check(
     validate.check_shape(heldout_after, heldout_before.shape, "heldout_after")
     usable = np.isfinite(before) & np.isfinite(after)
     if not np.any(usable):
-        raise ValueError(f"expected a candidate with finite scores before and after, got none of {usable.size}")
+        raise ValueError(f"none of {usable.size} candidates has a finite score both before and after the deletion")
     _checks.group_index(groups, usable.size, "groups")  # checks their shape
     index = _checks.group_index(None if groups is None else np.asarray(groups)[usable], int(usable.sum()), "groups")
     heldout_index = _checks.group_index(heldout_groups, heldout_before.size, "heldout_groups")
 
     models, own = ((before, heldout_before), (after, heldout_after)), None if groups is None else index
+    ranked = ranks or [Ranks(candidates.conformal_p_values(s, h, heldout_groups), s, h) for s, h in models]
     set_before, set_after = (
         set_test(s[usable], h, own, seed, heldout_groups=heldout_groups, level=level, resamples=resamples)
-        for s, h in models
+        for _, s, h in ranked
     )
     used = [(scores[usable], heldout) for scores, heldout in models]
     change = _paired_change(used, index, heldout_index, level, seed, resamples)
-    p_before, p_after = (
-        np.where(usable, candidates.conformal_p_values(scores, heldout, heldout_groups), np.nan)
-        for scores, heldout in models
-    )
+    p_before, p_after = (np.where(usable, p_values, np.nan) for p_values, _, _ in ranked)
     verdicts = candidates.candidate_verdicts(p_before, heldout_index.max() + 1, level)
     p_cutoff = float(np.max(p_before, where=verdicts.rejected, initial=0.0))
 

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import scipy.fft
 import threadpoolctl
 
 from dime_jax._util import validate
+from dime_jax._util.records import Null
 from dime_jax.evidence import _checks
 
 # Residuals [c, n] of c scores -> one number [n] for each image, lower = member. It must treat all images alike:
@@ -38,7 +40,7 @@ _NOISE_LEVELS = (0.08, 0.16, 0.31, 0.63)  # on the scale where images are in [-1
 _PIXELS_AT_ONCE = 2**20
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Difficulty:
     """What scores [n] follow from statistics [n, k] of pictures, as a fixed function; made by `fit_difficulty`.
 
@@ -49,22 +51,54 @@ class Difficulty:
       scale: coefficients of the log of its typical deviation, the constant last; None if there were few images.
     """
 
-    mean: np.ndarray
-    std: np.ndarray
-    missing: np.ndarray
-    location: np.ndarray
-    scale: np.ndarray | None
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Null(np.inf)], ...]
+    missing: tuple[bool, ...]
+    location: tuple[float, ...]
+    scale: tuple[float, ...] | None
 
     def __call__(self, scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
         """Return (score - expected) / typical deviation [n]; a statistic that is NaN counts as its mean."""
         columns = self._columns(np.asarray(statistics, np.float64))
-        residuals = np.asarray(scores, np.float64) - columns @ self.location[:-1] - self.location[-1]
-        return residuals if self.scale is None else residuals * np.exp(-columns @ self.scale[:-1] - self.scale[-1])
+        residuals = np.asarray(scores, np.float64) - _linear(columns, self.location)
+        return residuals if self.scale is None else residuals * np.exp(-_linear(columns, self.scale))
+
+    def expected(self, statistics: npt.ArrayLike) -> np.ndarray:
+        """Return the score that these statistics [n, k] let expect, [n]."""
+        return _linear(self._columns(np.asarray(statistics, np.float64)), self.location)
 
     def _columns(self, statistics: np.ndarray) -> np.ndarray:
-        standardised = np.clip((statistics - self.mean) / self.std, -_FARTHEST, _FARTHEST)
+        standardised = np.clip((statistics - np.array(self.mean)) / np.array(self.std), -_FARTHEST, _FARTHEST)
         lacking = np.isnan(statistics)
-        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, self.missing]])
+        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, np.array(self.missing, bool)]])
+
+
+def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
+    return columns @ np.array(coefficients[:-1]) + coefficients[-1]
+
+
+class Adjustment(NamedTuple):
+    """c scores of each image minus what their pictures explain, weighed and added: a fixed function of an image.
+
+    Attributes:
+      fits: of each score.
+      weights: of their residuals.
+      log: whether the scores are logarithms of what an attack gives.
+    """
+
+    fits: tuple[Difficulty, ...]
+    weights: tuple[float, ...]
+    log: bool = False
+
+    def __call__(self, scores: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+        """Return one number [n] from scores [c, n] and statistics [c, n, k]; NaN where a score is."""
+        each = zip(self.weights, self.fits, scores, statistics, strict=True)
+        return np.sum([weight * fit(*of) for weight, fit, *of in each], axis=0)
+
+    def expected(self, statistics: np.ndarray) -> np.ndarray:
+        """Return what the pictures let expect of the weighed scores [n], from statistics [c, n, k]."""
+        each = zip(self.weights, self.fits, statistics, strict=True)
+        return np.sum([weight * fit.expected(of) for weight, fit, of in each], axis=0)
 
 
 def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficulty:
@@ -88,16 +122,17 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficul
     mean = np.where(known, statistics, 0.0).sum(axis=0) / counts
     std = np.sqrt((np.where(known, statistics - mean, 0.0) ** 2).sum(axis=0) / counts)
     missing = ~known.all(axis=0)
-    constant = np.zeros(1 + len(mean) + int(missing.sum()))
-    fit = Difficulty(mean, np.where(std > 1e-8, std, np.inf), missing, constant, None)
+    std = np.where(std > 1e-8, std, np.inf)
+    fit = Difficulty(tuple(mean.tolist()), tuple(std.tolist()), tuple(missing.tolist()), (), None)
     columns = fit._columns(statistics)
     location, residuals = _ridge(columns, scores)
+    fit = dataclasses.replace(fit, location=tuple(location.tolist()))
     if len(scores) < IMAGES_FOR_SCALE * statistics.shape[1]:
-        return dataclasses.replace(fit, location=location)
+        return fit
     deviations = np.abs(residuals)
     typical = float(np.median(deviations)) or 1.0
     scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)))
-    return dataclasses.replace(fit, location=location, scale=scale)
+    return dataclasses.replace(fit, scale=tuple(scale.tolist()))
 
 
 def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
@@ -116,6 +151,72 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np
     residuals = fit_difficulty(scores, statistics)(scores, statistics)
     unit = _RESOLUTION * float(np.std(np.sort(scores)))
     return np.round(residuals / unit) * unit if unit > 0 else np.zeros_like(residuals)
+
+
+class Pile(NamedTuple):
+    """Images with c scores of each of their v versions, the image itself first.
+
+    Attributes:
+      scores: [c, n, v]; NaN where there is none.
+      statistics: of the pictures [c, n, v, k]; NaN for what is missing.
+    """
+
+    scores: np.ndarray
+    statistics: np.ndarray
+
+    @classmethod
+    def of(cls, scores: npt.ArrayLike, statistics: npt.ArrayLike, name: str = "scores") -> "Pile":
+        """Make a pile of scores [n] or [c, n] and statistics [n, k] or [c, n, k], or of the full shapes."""
+        scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
+        if scores.ndim < 3:
+            if scores.ndim not in (1, 2) or statistics.ndim not in (2, 3):
+                expected = "[n] or [c, n] with statistics [n, k] or [c, n, k]"
+                raise ValueError(f"{name} must be {expected}, got {list(scores.shape)} and {list(statistics.shape)}")
+            scores, statistics = np.atleast_2d(scores)[..., None], statistics[..., None, :]
+        statistics = np.broadcast_to(statistics, (len(scores), *statistics.shape[-3:]))
+        validate.check_shape(statistics, (*scores.shape, None), f"statistics of {name}")
+        return cls(scores, statistics)
+
+    @property
+    def known(self) -> np.ndarray:
+        """Which images have all scores of their own, bool [n]; one that has not has no residual either."""
+        return np.all(np.isfinite(self.scores[..., 0]), axis=0)
+
+    def take(self, images: np.ndarray | slice | list[int]) -> "Pile":
+        """Return the pile of some of the images, by their positions or a mask."""
+        return Pile(self.scores[:, images], self.statistics[:, images])
+
+    def __add__(self, other: object) -> "Pile":
+        """Return one pile of the images of both."""
+        if not isinstance(other, Pile):
+            return NotImplemented
+        return Pile(*(np.concatenate(both, axis=1) for both in zip(self, other)))
+
+    def residuals(self, combine: Combine | None = None) -> np.ndarray:
+        """Return the lowest residual of each image's versions [n], from one fit over all versions of all images.
+
+        Every version enters the fit with its own statistics; one without a score is left out. NaN for images that have
+        no score of their own.
+        """
+        _, n, versions = self.scores.shape
+        usable = np.all(np.isfinite(self.scores), axis=0) & self.known[:, None]
+        each = difficulty_residuals(self.scores[:, usable], self.statistics[:, usable])
+        lowest = np.full((n, versions), np.inf)
+        lowest[usable] = each[0] if combine is None else combine(each)
+        return np.where(self.known, lowest.min(axis=1), np.nan)
+
+
+def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Adjustment:
+    """Fit a pile of images without labels, and freeze what was fitted.
+
+    Args:
+      pile: the images; their versions have no part in the fit.
+      mix: residuals [c, n] -> their weights [c].
+    """
+    known = pile.take(pile.known)
+    fits = [fit_difficulty(*of) for of in zip(known.scores[..., 0], known.statistics[:, :, 0])]
+    residuals = np.stack([fit(*of) for fit, *of in zip(fits, known.scores[..., 0], known.statistics[:, :, 0])])
+    return Adjustment(tuple(fits), tuple(mix(residuals).tolist()))
 
 
 def difficulty_p_values(
@@ -142,34 +243,30 @@ def difficulty_p_values(
     copies of training images, or were asked otherwise than the held-out images.
 
     Args:
-      scores: of the candidates [m], or [c, m] with `combine`; NaN where there is none, whose p is NaN.
-      statistics: of their pictures [m, k], or [c, m, k]; NaN for what is missing.
-      heldout_scores: [n], or [c, n]; finite.
-      heldout_statistics: [n, k], or [c, n, k].
+      scores: of the candidates [m], or [c, m] with `combine`, or [c, m, v] for v versions of each image (see `Pile`);
+        NaN where there is none, whose p is NaN.
+      statistics: of their pictures [m, k], or [c, m, k], or [c, m, v, k]; NaN for what is missing.
+      heldout_scores: [n], [c, n] or [c, n, v]; those of the images themselves must be finite.
+      heldout_statistics: [n, k], [c, n, k] or [c, n, v, k].
       heldout_groups: labels [n] of held-out images that belong together, -1 for an image on its own. One image of each
         group, drawn by `seed`, enters fit and count: shares of a group are not exact for fitted residuals.
       combine: makes one number of the c residuals of each image of a pile; see `Combine`.
       seed: of the draw from groups.
     """
-    scores, statistics, many = _as_piles(scores, statistics, "scores")
-    heldout, heldout_statistics, _ = _as_piles(heldout_scores, heldout_statistics, "heldout_scores")
-    validate.check_shape(heldout, (len(scores), None), "heldout_scores")
-    validate.check_shape(heldout_statistics, (len(scores), None, statistics.shape[-1]), "heldout_statistics")
-    validate.check_finite(heldout, "heldout_scores")
-    if many != (combine is not None):
+    candidates = Pile.of(scores, statistics)
+    heldout = Pile.of(heldout_scores, heldout_statistics, "heldout_scores")
+    c, _, versions, k = candidates.statistics.shape
+    validate.check_shape(heldout.statistics, (c, None, versions, k), "heldout_statistics")
+    validate.check_finite(heldout.scores[..., 0], "heldout_scores")
+    if (c > 1) != (combine is not None):
         raise ValueError("combine must be given with several scores of each image, and only then")
-    one_each = _one_of_each_group(heldout, heldout_statistics, heldout_groups, seed)
-    heldout, heldout_statistics = heldout[:, one_each], heldout_statistics[:, one_each]
-    p_values = np.full(scores.shape[1], np.nan)
+    heldout = heldout.take(_one_of_each_group(heldout, heldout_groups, seed))
+    p_values = np.full(len(candidates.known), np.nan)
     # The fits are small: with several BLAS threads on a busy machine they would take longer.
     with threadpoolctl.threadpool_limits(1, "blas"):
-        for index in np.flatnonzero(np.all(np.isfinite(scores), axis=0)):
-            residuals = difficulty_residuals(
-                np.column_stack([heldout, scores[:, index]]),
-                np.concatenate([heldout_statistics, statistics[:, index : index + 1]], axis=1),
-            )
-            statistic = residuals[0] if combine is None else combine(residuals)
-            p_values[index] = np.mean(statistic <= statistic[-1])
+        for index in np.flatnonzero(candidates.known):
+            residuals = (heldout + candidates.take([int(index)])).residuals(combine)
+            p_values[index] = np.mean(residuals <= residuals[-1])
     return p_values
 
 
@@ -227,30 +324,17 @@ def _thresholding_costs(images: np.ndarray, side: int) -> np.ndarray:
     return np.log(totals / len(blocks) + 1e-7)
 
 
-def _as_piles(scores: npt.ArrayLike, statistics: npt.ArrayLike, name: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Scores as [c, n] and statistics as [c, n, k], and whether several scores were given."""
-    scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
-    many = scores.ndim == 2
-    if scores.ndim not in (1, 2) or statistics.ndim not in (2, 3):
-        raise ValueError(f"{name} must be [n] or [c, n] with statistics [n, k] or [c, n, k], got {list(scores.shape)}")
-    scores = np.atleast_2d(scores)
-    statistics = np.broadcast_to(statistics, (len(scores), *statistics.shape[-2:]))
-    validate.check_shape(statistics, (*scores.shape, None), f"statistics of {name}")
-    return scores, statistics, many
-
-
-def _one_of_each_group(
-    scores: np.ndarray, statistics: np.ndarray, groups: npt.ArrayLike | None, seed: int
-) -> np.ndarray:
+def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> np.ndarray:
     """Positions of one image of each group: the one whose numbers have the least keyed digest, in whatever order."""
+    count = pile.scores.shape[1]
     if groups is None:
-        return np.arange(scores.shape[1])
-    index = _checks.group_index(groups, scores.shape[1], "heldout_groups")
-    numbers = np.concatenate([scores[..., None], statistics], axis=-1)
+        return np.arange(count)
+    index = _checks.group_index(groups, count, "heldout_groups")
+    numbers = np.concatenate([pile.scores[..., None], pile.statistics], axis=-1)
     key = str(seed).encode()
-    digests = [hashlib.blake2b(numbers[:, i].tobytes(), key=key, digest_size=16).digest() for i in range(len(index))]
+    digests = [hashlib.blake2b(numbers[:, i].tobytes(), key=key, digest_size=16).digest() for i in range(count)]
     chosen: dict[int, int] = {}
-    for position in sorted(range(len(index)), key=digests.__getitem__):
+    for position in sorted(range(count), key=digests.__getitem__):
         chosen.setdefault(int(index[position]), position)
     return np.array(sorted(chosen.values()))
 

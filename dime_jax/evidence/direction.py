@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy.typing as npt
 
+from dime_jax._util.records import Absent
 from dime_jax.evidence import metrics
 
 # The chance that a witness takes one side on sets that it cannot tell apart, over all timesteps and halves together.
@@ -28,13 +29,17 @@ class Judgement(enum.StrEnum):
 
 
 class WitnessScores(NamedTuple):
-    """The witness's scores at one timestep of one half, lower for members, and which images belong together."""
+    """The witness's scores at one timestep of one half, lower for members, and which images belong together.
+
+    They are plain, or `adjusted` for the difficulty of pictures without labels (`evidence.difficulty`).
+    """
 
     half: str
     t: int
     member: npt.ArrayLike
     heldout: npt.ArrayLike
     groups: metrics.Groups = (None, None)
+    adjusted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,7 @@ class WitnessAuc:
     value: float
     low: float
     high: float
+    adjusted: Absent[bool] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +83,15 @@ def judge_direction(scores: Sequence[WitnessScores], looks: int | None = None) -
 
     Args:
       scores: the witness's finite scores; timesteps with an empty side are passed over.
-      looks: over how many timesteps and halves the error is shared, if more than those given here.
+      looks: over how many timesteps, halves and ways to look the error is shared, if more than those given here.
     """
     scores = [one for one in scores if len(one.member) and len(one.heldout)]  # type: ignore[arg-type]
     if not scores:
         return NOT_CHECKED
     confidence = 1 - 2 * ERROR_RATE / max(len(scores), looks or 0)
     aucs = []
-    for half, t, member, heldout, groups in scores:
-        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence, groups)))
+    for half, t, member, heldout, groups, adjusted in scores:
+        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence, groups), adjusted or None))
     if any(auc.high < 0.5 for auc in aucs):
         judgement = Judgement.BELOW
     elif any(auc.low > 0.5 for auc in aucs):

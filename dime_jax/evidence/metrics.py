@@ -146,7 +146,7 @@ def rates_at_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLi
     """TPR, FPR and balanced accuracy of the rule `score <= tau`; tau may be infinite."""
     member, heldout = _check_scores(member_scores, heldout_scores)
     if np.isnan(tau):
-        raise ValueError(f"expected a threshold, got tau={tau}")
+        raise ValueError(f"tau must be a number, got {tau}")
     tpr, fpr = float(np.mean(member <= tau)), float(np.mean(heldout <= tau))
     return Rates(tpr, fpr, (tpr + 1 - fpr) / 2)
 
@@ -184,7 +184,7 @@ def compare(
     pairs = [_check_scores(*pair, f"{name} ") for pair, name in ((first, "first"), (second, "second"))]
     for one, two, name in zip(*pairs, ("member", "held-out")):
         if one.size != two.size:
-            raise ValueError(f"expected both attacks on the same {name} images, got {one.size} and {two.size} scores")
+            raise ValueError(f"both attacks must score the same {name} images, got {one.size} and {two.size} scores")
     fprs = _check_levels(fprs, confidence)
     auc_difference, p_value = _compare_auc(pairs, confidence)
     return Comparison(

@@ -8,10 +8,10 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.data.variations import ORIGINAL, VARIATIONS
-from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, SetTest, Verdict
+from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, Ranks, SetTest, Verdict
 from dime_jax.findings import withholding
-from dime_jax.findings.adjusted import Adjusted, adjust
-from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Truth
+from dime_jax.findings.ranking import find_power, rank, unused_p_values
+from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Power, Truth
 from dime_jax.protocol.facts import RunFacts
 from dime_jax.protocol.record import Record, finite
 from dime_jax.scoring.score_table import NOT_FINITE, OK, UNREADABLE, ScoreTable
@@ -27,14 +27,15 @@ class _Judged:
     ids: Sequence[str]
     scores: np.ndarray
     variations: Sequence[str | None]
-    heldout: np.ndarray
+    ranks: Ranks
     independent: int  # groups of held-out images
     groups: np.ndarray | None
     likeness: Likeness
     withheld: str | None
     set_withheld: str | None
     p_values: np.ndarray
-    adjusted: Adjusted
+    not_used: np.ndarray
+    power: tuple[Power, ...]
     verdicts: evidence.Verdicts
     reasons: Sequence[str]
     counted: np.ndarray  # in the test of the set
@@ -62,28 +63,30 @@ def copy_notes(facts: RunFacts) -> dict[str, str]:
 
 def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     indices, settings = record.arrays.candidates, record.facts.settings
-    scores, heldout = record.candidate_scores()
+    scores, ranks = record.varied()[0].best, rank(record, record.decider, table)
     names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
     groups, likeness = record.groups(indices), record.likeness
     withheld = withheld or withholding.unlike_set(likeness)
     comparable = ~likeness.unlike & (withheld is None)
-    heldout_groups = _heldout_groups(record)
-    independent = evidence.count_groups(heldout_groups, len(heldout))
-    p_values = np.where(comparable, evidence.conformal_p_values(scores, heldout, heldout_groups), np.nan)
+    independent = evidence.count_groups(_heldout_groups(record, ranks), int(np.sum(np.isfinite(ranks.heldout))))
+    p_values, not_used = (
+        np.where(comparable, p_values, np.nan) for p_values in (ranks.p_values, unused_p_values(record, table))
+    )
     ids, status = (dict(zip(table.index.tolist(), column)) for column in (table.ids, table.status.tolist()))
     problems = [_PROBLEMS[status[index]] for index in indices.tolist()]
     return _Judged(
         [ids[index] for index in indices.tolist()],
         scores,
         [names[which] for which in record.varied()[0].which.tolist()],
-        heldout,
+        ranks,
         independent,
         groups,
         likeness,
         withheld,
         withheld or withholding.too_few_answers(np.isfinite(scores), len(record.facts.unusable_candidates)),
         p_values,
-        adjust(record, p_values, withheld),
+        not_used,
+        () if withheld else find_power(record, table),
         evidence.candidate_verdicts(p_values, independent, settings.level),
         withholding.reasons(withheld, problems, comparable),
         np.isfinite(scores) & (comparable | (withheld is not None)),
@@ -104,15 +107,16 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
         return None
     if any(blind is not None and blind.explained for blind in (results.blind_baseline, results.caption_baseline)):
         return None
-    scores = [row.score for row in rows if row.p_value is not None and row.score is not None]
-    if not scores:
+    chose, frozen = record.calibration_images, record.decider
+    if not frozen.plain:  # fitted to no image whose fraction is estimated, and to no member
+        frozen = record.refit(frozen, chose.table, chose.split.heldout)
+    scores, heldout = (varied.best for varied in record.varied(frozen))
+    judged = [row.p_value is not None for row in rows[: len(scores)]]
+    known = KnownScores(finite(record.scores(frozen).member), finite(heldout))
+    if not any(judged) or min(map(np.size, known)) < evidence.LEAST_KNOWN:
         return None
-    known = KnownScores(finite(record.scores(record.decider).member), record.candidate_scores()[1])
-    if min(map(np.size, known)) < evidence.LEAST_KNOWN:
-        return None
-    return evidence.fraction_used(
-        np.array(scores), known, record.calibration_scores().map(finite), seed=record.facts.settings.seed
-    )
+    seed = record.facts.settings.seed
+    return evidence.fraction_used(scores[judged], known, chose.scores(frozen).map(finite), seed=seed)
 
 
 def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
@@ -129,7 +133,7 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
             member=bool(truth[place]) if len(truth) else None,
             reason=judged.reasons[place],
             note=notes.get(id, ""),
-            p_adjusted=withholding.number(judged.adjusted.p_values[place]),
+            p_not_used=withholding.number(judged.not_used[place]),
         )
         for place, id in enumerate(judged.ids)
     ]
@@ -157,24 +161,25 @@ def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> Candi
         likeness=LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
         truth=_against_truth(verdicts.rejected, truth) if len(truth) else None,
         warnings=tuple(_warnings(judged, set_test, grouped_by_user=record.facts.settings.groups is not None)),
-        adjusted=judged.adjusted.found,
+        adjusted=record.facts.adjusted,
+        power=judged.power,
     )
 
 
 def _set_tests(judged: _Judged, record: Record) -> tuple[SetTest | None, SetTest | None]:
     """Do the candidates look more like training images than held-out images do, and do they look less like them?"""
-    counted, settings = judged.counted, record.facts.settings
+    counted, settings, ranks = judged.counted, record.facts.settings, judged.ranks
     if not counted.any():
         return None, None
     test = functools.partial(
         evidence.set_test,
         groups=None if judged.groups is None else judged.groups[counted],
         seed=settings.seed,
-        heldout_groups=_heldout_groups(record),
+        heldout_groups=_heldout_groups(record, ranks),
         level=settings.level,
     )
-    scores = judged.scores[counted]
-    return test(scores, judged.heldout), test(-scores, -judged.heldout)
+    scores, heldout = ranks.scores[counted], finite(ranks.heldout)
+    return test(scores, heldout), test(-scores, -heldout)
 
 
 def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) -> list[str]:
@@ -188,9 +193,9 @@ def _warnings(judged: _Judged, set_test: SetTest | None, grouped_by_user: bool) 
     return warnings
 
 
-def _heldout_groups(record: Record) -> np.ndarray | None:
+def _heldout_groups(record: Record, ranks: Ranks) -> np.ndarray | None:
     """Groups of the held-out images that have a score."""
-    return record.groups(record.arrays.heldout[np.isfinite(record.varied()[1].best)])
+    return record.groups(record.arrays.heldout[np.isfinite(ranks.heldout)])
 
 
 def _against_truth(flagged: np.ndarray, truth: np.ndarray) -> Truth:

@@ -18,6 +18,7 @@ from dime_jax import evidence
 from dime_jax.evidence import DeletionCheck
 from dime_jax.findings import withholding, wording
 from dime_jax.findings.candidates import copy_notes
+from dime_jax.findings.ranking import rank
 from dime_jax.findings.results import DecidedBy, DeletionFindings, DeletionRow, Headline, LikenessFound
 from dime_jax.protocol import stages
 from dime_jax.protocol.facts import BeforeAfter
@@ -82,8 +83,9 @@ def find_deletion(record: CompareRecord, warnings: Sequence[str] = ()) -> Deleti
 
 
 def _scores(record: CompareRecord, images: np.ndarray) -> np.ndarray:
-    """Scores [2, n] of some images under both models; NaN without a finite answer."""
-    return np.stack([stages.frozen_scores(table, record.decider, images) for table in record.tables])
+    """Plain scores [2, n] of some images under both models; NaN without a finite answer."""
+    plain = record.decider._replace(adjustment=None)
+    return np.stack([stages.frozen_scores(table, plain, images) for table in record.tables])
 
 
 def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usable: np.ndarray) -> DeletionCheck:
@@ -91,9 +93,12 @@ def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usabl
     arrays, settings, groups, of_heldout = record.arrays, record.facts.settings, None, None
     if record.groups(np.concatenate([arrays.heldout, arrays.candidates])) is not None:
         groups, of_heldout = arrays.groups[arrays.candidates], arrays.groups[arrays.heldout[usable]]
-    (before, after), known = scores, heldout[:, usable]
+    (before, after), known, ranks = scores, heldout[:, usable], None
+    if not record.decider.plain:
+        one, two = (rank(record, record.decider, table) for table in record.tables)
+        ranks = one._replace(heldout=one.heldout[usable]), two._replace(heldout=two.heldout[usable])
     return evidence.deletion_check(
-        before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout
+        before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout, ranks=ranks
     )
 
 

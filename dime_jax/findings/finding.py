@@ -103,6 +103,7 @@ def _decided_by(record: Record) -> AuditDecidedBy:
         setting=decider.setting,
         calibration_auc=decider.auc,
         chosen=record.facts.chosen,
+        adjusted=record.facts.adjusted,
     )
 
 
@@ -119,7 +120,8 @@ def _epsilon(record: Record) -> EpsilonBound:
 def _withheld(record: Record, evaluation: Evaluation) -> str | None:
     """Why no verdict can be given on any candidate, whatever its score, if there is a reason."""
     row = evaluation.row(record.facts.decided_by)
+    decides = row.adjusted if row is not None and record.facts.adjusted else row
     worse = "the attack that decides does worse than chance on the test half"
     return withholding.no_denoiser_or_swapped([evaluation.model_check], evaluation.direction) or (
-        worse if row is not None and row.auc.high < 0.5 else None
+        worse if decides is not None and decides.auc.high < 0.5 else None
     )

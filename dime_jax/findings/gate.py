@@ -12,7 +12,7 @@ from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.findings.withholding import failures
 from dime_jax.findings.wording import deletion_failures
-from dime_jax.protocol.evaluation import AtThreshold, Evaluation, ResultRow
+from dime_jax.protocol.evaluation import AdjustedRow, AtThreshold, Evaluation, ResultRow
 
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"\s*(?P<path>[\w@.-]+)\s*(?P<operator>[<>]=?)\s*(?P<bound>\S+)\s*")
@@ -29,7 +29,9 @@ _DELETION = frozenset({"flagged", "set_before", "set_after", "change"})
 AUDIT_KEYS = frozenset(field_names(AuditFindings))
 COMPARE_KEYS = frozenset(field_names(DeletionFindings))
 _SOME = Estimate(0.0, 0.0, 0.0)
-ROW = plain_object(ResultRow("", {}, _SOME, _SOME, _SOME, 0.0, 0, AtThreshold(0.0, 0.0, 0.0), 0, 0.0))
+_RATES = AtThreshold(0.0, 0.0, 0.0)
+_ADJUSTED = AdjustedRow({}, _SOME, _SOME, _SOME, _RATES)
+ROW = plain_object(ResultRow("", {}, _SOME, _SOME, _SOME, 0.0, 0, _RATES, 0, 0.0, _ADJUSTED))
 
 
 class Condition(NamedTuple):
@@ -122,8 +124,8 @@ def _doubts(results: Evaluation | DeletionFindings) -> list[str]:
     if results.direction.judgement is Judgement.BELOW:
         wrong.append("members and held-out images look swapped, or differ in kind (see the headline)")
     row = results.deciding_row if isinstance(results, AuditFindings) else None
-    if not wrong and row is not None and row.auc.high < 0.5:
-        wrong.append(f"{row.label} does worse than chance on the test half, so the sets may be swapped")
+    if not wrong and isinstance(results, AuditFindings) and row is not None and row.auc.high < 0.5:
+        wrong.append(f"{results.decided_by.label} does worse than chance on the test half, so the sets may be swapped")
     return wrong
 
 

@@ -18,7 +18,7 @@ from dime_jax._util.csv import write_csv
 from dime_jax._util.records import field_names, parse, plain_object
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionFindings, DeletionRow, StudyFindings
 from dime_jax.guards import model_check
-from dime_jax.protocol import stages
+from dime_jax.protocol import stages, statistics
 from dime_jax.protocol.arrays import AuditArrays, columns_of, compare_columns
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
@@ -37,7 +37,9 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
         run = [*stages.CALIBRATION_FILES, "calibration.json", stages.MANIFESTS["test"]]
     tables = ["candidates", "variations"] if facts.settings.variations else ["candidates"]
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
-    digests.write(directory / AUDIT, plain_object(facts), [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates])
+    pictures = [f"{place}{statistics.FILE}" for place in ("", "variations/") if statistics.exist(directory / place)]
+    files = [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates, *pictures]
+    digests.write(directory / AUDIT, plain_object(facts), files)
 
 
 def read_record(directory: pathlib.Path) -> Record:
@@ -49,7 +51,7 @@ def read_record(directory: pathlib.Path) -> Record:
     sealed = _open(directory, AUDIT, "audit")
     facts = parse(AuditFacts, sealed.contents, str(sealed.path))
     with _naming(directory / _AUDIT_ARRAYS):
-        arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS), members_known=facts.images.members > 0)
+        arrays = AuditArrays.of(sealed.read_arrays(_AUDIT_ARRAYS))
     return Record(directory, facts, arrays)
 
 
@@ -101,7 +103,8 @@ def read_comparison(directory: pathlib.Path) -> CompareRecord:
 def write_deletion(directory: pathlib.Path, found: DeletionFindings, candidates: Sequence[DeletionRow]) -> None:
     """Write candidates.csv and compare.json, with the digests of all that it was made from."""
     files = [_COMPARE_ARRAYS, *(f"{table}/manifest.json" for table in found.facts.tables), model_check.FILE]
-    if found.facts.theory_setting is None:
+    files += [statistics.FILE] if statistics.exist(directory) else []
+    if found.facts.fixed_setting is None:
         files += [*stages.CALIBRATION_FILES, "calibration.json"]
     _write_rows(directory, candidates)
     digests.write(directory / COMPARE, plain_object(found), files)

@@ -14,9 +14,9 @@ from dime_jax.protocol import stages
 from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
-from dime_jax.protocol.record import Record
+from dime_jax.protocol.record import KnownImages, Record
 from dime_jax.scoring import score_table
-from dime_jax.scoring.score_table import NOT_FINITE, ScoreTable
+from dime_jax.scoring.score_table import NOT_FINITE
 
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said what allows for them
 
@@ -73,23 +73,23 @@ def find_caption_baseline(record: Record) -> BlindFinding | None:
 def _beside_decider(record: Record, arrays: BlindScores | None, auc: Estimate | None) -> BlindFinding | None:
     if arrays is None or auc is None:
         return None
-    return beside(record.known.table, record.decider, arrays, auc, record.arrays.groups)
+    return beside(record.known, record.decider, arrays, auc, record.arrays.groups)
 
 
 def beside(
-    table: ScoreTable, frozen: Calibration, arrays: BlindScores, auc: Estimate, groups: np.ndarray | None
+    known: KnownImages, frozen: Calibration, arrays: BlindScores, auc: Estimate, groups: np.ndarray | None
 ) -> BlindFinding:
     """A classifier that never saw the model, beside a frozen attack on the same images.
 
     Args:
-      table: of the test half.
+      known: the test half.
       frozen: the attack.
       arrays: the classifier's scores.
       auc: of the classifier.
       groups: of all images by position, -1 for one on its own; None for no groups.
     """
     sides = Pair(arrays.member, arrays.heldout)
-    scores = sides.map(lambda side: stages.frozen_scores(table, frozen, side))
+    scores = sides.map(lambda side: stages.frozen_scores(known.table, frozen, side, known.pictures))
     of_blind = Pair(arrays.member_scores, arrays.heldout_scores)
     own = sides.map(lambda side: np.full(len(side), ALONE) if groups is None else groups[side])
     attack, blind, own = _paired(scores, of_blind, own)

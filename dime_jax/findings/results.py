@@ -13,7 +13,7 @@ from dime_jax.data.role_checks import DuplicateFacts
 from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, Evaluation, ResultRow
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AdjustedRow, Evaluation, ResultRow
 from dime_jax.protocol.facts import BeforeAfter, CompareFacts, Environment, ImageCounts, ModelFacts, Settings
 
 
@@ -39,10 +39,14 @@ class DecidedBy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditDecidedBy(DecidedBy):
-    """The same of an audit, with its AUC on the calibration half; NaN if nothing was calibrated."""
+    """The same of an audit, with its AUC on the calibration half; NaN if nothing was calibrated.
+
+    Its scores are plain, or `adjusted` for the difficulty of pictures.
+    """
 
     label: str
     calibration_auc: float
+    adjusted: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,33 +138,11 @@ class Truth:
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerAt:
-    """The shares of known members with p <= level, by plain and by adjusted p-values; intervals hold for these held-out
-    images.
-    """
+class Power:
+    """The share of known members with p <= level; its interval holds for these held-out images."""
 
     level: float
-    plain: Estimate
-    adjusted: Estimate
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdjustedFound:
-    """Adjusted p-values: ranks among held-out images after what the picture alone explains of a score.
-
-    Attributes:
-      missing: why there are none; "" where there are.
-      fitted_to: how many held-out images of the calibration half say what a picture explains.
-      heldout: with how many held-out images candidates are compared.
-      members: how many members of the test half the power is counted on.
-      power: at each level that so many held-out images can reach; none where it is not known.
-    """
-
-    missing: str
-    fitted_to: int = 0
-    heldout: int = 0
-    members: int = 0
-    power: tuple[PowerAt, ...] = ()
+    share: Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +167,8 @@ class CandidatesFound:
       likeness: as pictures.
       truth: where that is known.
       warnings: for the reader.
-      adjusted: p-values beside the plain ones, for the reader alone.
+      adjusted: whether the p-values are adjusted for the difficulty of pictures.
+      power: of these p-values, on known members that were not used to choose any setting; none where it is not known.
     """
 
     count: int
@@ -205,7 +188,8 @@ class CandidatesFound:
     likeness: LikenessFound
     truth: Truth | None
     warnings: tuple[str, ...]
-    adjusted: AdjustedFound
+    adjusted: bool
+    power: tuple[Power, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,9 +233,10 @@ class AuditFindings(Evaluation):
     fraction_used: Absent[FractionUsed] = None
 
     @property
-    def deciding_row(self) -> ResultRow | None:
-        """The row of the attack that decides; None without known members."""
-        return self.row(self.decided_by.label)
+    def deciding_row(self) -> ResultRow | AdjustedRow | None:
+        """The attack that decides on the test half, adjusted if that is what decides; None without known members."""
+        row = self.row(self.decided_by.label)
+        return row.adjusted if row is not None and self.decided_by.adjusted else row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,7 +246,7 @@ class CandidateRow:
     Attributes:
       id: of the image.
       score: of the attack that decides, lower for members; None without a finite answer.
-      p_value: its rank among held-out images; None where it got none.
+      p_value: its rank among held-out images, adjusted or not as `CandidatesFound` says; None where it got none.
       q_value: the same, adjusted for the number of candidates.
       verdict: what may be said.
       group: of images that belong together, -1 for none; absent if there are no groups.
@@ -269,7 +254,8 @@ class CandidateRow:
       member: whether it is one, where that is known.
       reason: why it got no p-value; "" where it got one.
       note: of which other image it is a copy.
-      p_adjusted: its rank among held-out images of like complexity, see `AdjustedFound`; the verdict does not use it.
+      p_not_used: the same attack's p-value that decides nothing: plain if `p_value` is adjusted, adjusted if that is
+        plain.
     """
 
     id: str
@@ -282,7 +268,7 @@ class CandidateRow:
     member: Absent[bool] = None
     reason: str
     note: str = ""
-    p_adjusted: float | None = None
+    p_not_used: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dime_jax.findings.results import (
     LikenessFound,
 )
 from dime_jax.findings.withholding import failures
-from dime_jax.protocol.evaluation import Evaluation, ResultRow
+from dime_jax.protocol.evaluation import AdjustedRow, Evaluation, ResultRow
 
 _SURELY = 0.01
 _TELLS_NOTHING = 0.9  # an interval of fractions so wide
@@ -71,7 +71,7 @@ def p_text(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def _answer(results: AuditFindings, row: ResultRow) -> str:
+def _answer(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
     blind = results.blind_baseline
     if results.direction.judgement == Judgement.BELOW:
         return "Members and held-out images look swapped: it is the held-out images that look like training images."
@@ -91,7 +91,7 @@ def _answer(results: AuditFindings, row: ResultRow) -> str:
     return f"This model remembers its training images{_how_much(row)}."
 
 
-def _how_much(row: ResultRow) -> str:
+def _how_much(row: ResultRow | AdjustedRow) -> str:
     """What the lower end of the interval supports."""
     low = row.tpr_at_1pct_fpr.low
     if low >= 0.5:
@@ -101,11 +101,13 @@ def _how_much(row: ResultRow) -> str:
     return ", but hardly any single one can be picked out with confidence"
 
 
-def _detail(results: AuditFindings, row: ResultRow) -> str:
-    attack, test = title(row.attack, row.queries_per_image), results.images.test
+def _detail(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
+    decided, test = results.decided_by, results.images.test
     assert test is not None  # there is a row, so there is a test half
+    minus = ", minus what the picture explains," if decided.adjusted else ","
     return (
-        f"{attack} per image, tells a member from a held-out image {interval(row.auc)} of the time; 50 % is chance. "
+        f"{title(decided.attack, decided.queries_per_image)} per image{minus} tells a member from a held-out image "
+        f"{interval(row.auc)} of the time; 50 % is chance. "
         f"With at most 1 % false alarms it finds {interval(row.tpr_at_1pct_fpr)} of the members. Measured on "
         f"{test.members:,} members and {test.heldout:,} held-out images that were not used to choose any "
         "setting; ranges are 95 % intervals."
@@ -150,7 +152,7 @@ def fraction(found: FractionUsed | None) -> str:
     )
 
 
-def _alarms(results: AuditFindings, row: ResultRow) -> list[str]:
+def _alarms(results: AuditFindings, row: ResultRow | AdjustedRow) -> list[str]:
     return [
         *direction_alarms(results.direction),
         *_blind_alarms(
@@ -198,7 +200,7 @@ def asked_captions(captions: str, attacks: Iterable[str] = ()) -> str:
     return f"{own}; {', '.join(titles)} also with each third of it and with the empty one" if titles else own
 
 
-def _contradiction(found: CandidatesFound | None, row: ResultRow) -> list[str]:
+def _contradiction(found: CandidatesFound | None, row: ResultRow | AdjustedRow) -> list[str]:
     """An alarm if the candidates look like training images of a model that does not seem to remember its members."""
     test = None if found is None else found.set_test
     if test is None or test.p_value > _SURELY or row.auc.low > 0.5:
@@ -276,9 +278,9 @@ def _without_members(results: AuditFindings) -> Headline:
     else:
         answer = "No evidence that any candidate was in the training set."
     detail = (
-        f"{title(results.decided_by.attack, results.decided_by.queries_per_image)} per image, compared "
-        f"with {found.heldout:,} images that the model was not trained on. No members were known, so nothing was "
-        "calibrated and how strong the attack is on this model is not known: finding nothing means little."
+        f"{title(results.decided_by.attack, results.decided_by.queries_per_image)} per image, minus what the picture "
+        f"explains, compared with {found.heldout:,} images that the model was not trained on. No members were known, "
+        "so how strong the attack is on this model is not known: finding nothing means little."
     )
     return Headline(answer, detail, _candidates(found), tuple(_candidate_alarms(found)))
 
@@ -292,7 +294,7 @@ def deletion_failures(results: DeletionFindings) -> list[str]:
 def deletion_headline(results: DeletionFindings) -> Headline:
     """The first screen of a deletion check in words, from all else that was found."""
     wrong = deletion_failures(results)
-    alarms = direction_alarms(results.direction) if results.facts.theory_setting is None else []
+    alarms = direction_alarms(results.direction) if results.facts.fixed_setting is None else []
     alarms += _likeness_alarms(results.likeness)
     if wrong:
         return _no_denoiser(wrong, "")

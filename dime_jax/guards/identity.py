@@ -127,8 +127,8 @@ def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Sco
     total, needed = options.budget.total, 2 if entry.answer is None else 1
     if total is not None and total - made < needed:
         if made == 0:
-            raise BudgetExceeded(f"expected a budget of at least {needed} queries, to know the model by; got {total}")
-        options.say("warning: the budget is used up, so it is not checked that this is the same model")
+            raise BudgetExceeded(f"the budget must be >= {needed} queries, to tell a changed model, got {total}")
+        options.say("warning: the budget is used up, so nothing checks that this is still the same model")
         return
     allowance = None if total is None else total - made
     with contextlib.closing(Ledger(directory, "answer", 0, allowance, query_ledger.Budget(total))) as ledger:
@@ -147,8 +147,8 @@ def _check_same(denoiser: Denoiser, kept: np.ndarray, answer: np.ndarray, noise:
     difference, most = _difference(kept, answer), max(TOLERANCE, _NOISE_FACTOR * noise)
     if not difference <= most:
         raise ValueError(
-            f"{denoiser.name} is another model than this run was begun with: its answer to the same question differs "
-            f"by {difference:.2g} of its size, expected at most {most:.2g}; give it another name or output directory"
+            f"{denoiser.name} is not the model that this run was started with: its answer to the same question differs "
+            f"by {difference:.2g} of its size (at most {most:.2g} is allowed); choose another name or output directory"
         )
 
 
@@ -171,7 +171,7 @@ def _ask(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOp
     answer = scoring.ask_in_requests(denoiser, x, t, condition, debit=debit, retry=options.retry, say=options.say)
     flat = np.asarray(answer, np.float64).ravel()
     if not np.all(np.isfinite(flat)):
-        raise ValueError(f"expected a finite answer of {denoiser.name} to an image of noise, got NaN or infinity")
+        raise ValueError(f"{denoiser.name} must give a finite answer to an image of noise, got NaN or infinity")
     return flat[:: -(-flat.size // _KEPT)]
 
 

@@ -104,7 +104,7 @@ def _choose(
             continue
         chosen.append(index)
     if not chosen:
-        raise ValueError("expected held-out images to check the model with, none can be read")
+        raise ValueError("no held-out image can be read, so the model cannot be checked")
     ids, labels = [source.ids[index] for index in chosen], None if source.labels is None else source.labels[chosen]
     captions = None if source.captions is None else [source.captions[index] for index in chosen]
     return _Images(np.array(chosen), np.stack(pixels), denoiser.conditions_for(labels, captions)[OWN], ids)
@@ -119,8 +119,8 @@ def _check(
     allowed = _allowed(options.budget, count, elsewhere)
     if allowed < made + count:
         raise BudgetExceeded(
-            f"expected a budget of at least {made + count} queries, one about each of {count} images more than were "
-            f"made, to check whether the model is a denoiser; got {allowed:.0f}"
+            f"the budget must be >= {made + count} queries, got {allowed:.0f}: checking whether the model is a "
+            f"denoiser takes at least one query about each of {count} images"
         )
     most = None if np.isinf(allowed) else int(allowed - made) // count
     platform = jax.local_devices()[0].platform
@@ -132,7 +132,7 @@ def _check(
         nonlocal made
         model.wait_turn(len(x), threading.Event())
         if made + len(x) > allowed:
-            raise BudgetExceeded(f"expected at most {allowed:.0f} queries for the check of the model, more are needed")
+            raise BudgetExceeded(f"checking the model takes more than the {allowed:.0f} queries that the budget allows")
         ledger.debit(images.index[part])
         made += len(x)
         memory.remember(path, fingerprint, _Entry(made))

@@ -275,10 +275,10 @@ class _Check:
             raise
         except Exception as error:
             reason = one_line(error, None)
-            if reason.startswith("expected eps"):
+            if reason.startswith("eps must"):
                 raise
             raise ValueError(
-                f"expected eps to take images of shape {list(self.x.shape)} and a timestep, and to return an array of "
+                f"eps must take images of shape {list(self.x.shape)} and a timestep, and return an array of "
                 f"that shape; {self.denoiser.name} failed with {type(error).__name__}: {reason}{self._hint()}"
             ) from error
 

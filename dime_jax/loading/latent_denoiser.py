@@ -75,7 +75,7 @@ class LatentDenoiser(Denoiser):
         if self._tokenizer is None:
             return super().conditions_for(labels, captions)
         if captions is None:
-            raise ValueError(f"{self.name} takes captions: expected one for each image, or --captions none")
+            raise ValueError(f"{self.name} takes captions: give one for each image, or --captions none")
         return _Lazy({name: functools.partial(self._condition, name, captions) for name in self.conditions})
 
     def decode(self, latents: jax.Array) -> jax.Array:
@@ -146,7 +146,7 @@ def describe_size(count: int) -> str:
 
 def _open_tokenizer(model: StoredModel, text: ClipTextSpec) -> ClipTokenizer:
     if not model.tokenizer_files:
-        raise ValueError(f"{model.name}: expected the files of a tokenizer beside its text encoder, got none")
+        raise ValueError(f"{model.name} has a text encoder, but no files of a tokenizer beside it")
     return open_tokenizer(model.tokenizer_files[0].parent, text.vocabulary, text.max_tokens)
 
 
@@ -154,7 +154,7 @@ def _held(variables: PyTree, hold: str) -> PyTree:
     dtype = jnp.dtype(hold)
     held = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else jnp.asarray(leaf, dtype), variables)
     if hold == "float16" and not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(held)):
-        raise ValueError("expected weights that float16 can hold, got larger ones: hold them in bfloat16 or float32")
+        raise ValueError("some weights are too large for float16: hold them in bfloat16 or float32")
     return held
 
 

@@ -123,7 +123,7 @@ def read_model(directory: Path) -> StoredModel:
     variables = _read_variables(directory / _VARIABLES, spec, sum(files.values()))
     found = fingerprint(variables, spec, tokenizer)
     if found != contents["fingerprint"]:
-        raise ValueError(f"{directory}: expected weights of fingerprint {contents['fingerprint']!r}, found {found!r}")
+        raise ValueError(f"{directory}: the weights' fingerprint must be {contents['fingerprint']!r}, got {found!r}")
     return StoredModel(directory.name, spec, variables, tokenizer_files, found, contents["metadata"])
 
 
@@ -143,14 +143,14 @@ def read_spec_file(directory: str | os.PathLike[str]) -> JsonObject:
         raise ValueError(f"{directory} is not a model directory: no {SPEC_FILE} in it")
     contents = read_json(file, _MAX_SPEC_BYTES)
     if contents.get("format") != FORMAT:
-        raise ValueError(f"{file}: not written by dime_jax (expected format {FORMAT!r})")
+        raise ValueError(f"{file}: not written by dime_jax (its format is not {FORMAT!r})")
     if contents.get("version") != VERSION:
-        raise ValueError(f"{file}: expected version {VERSION}, got {contents.get('version')!r}")
+        raise ValueError(f"{file}: version must be {VERSION}, got {contents.get('version')!r}")
     missing = {"spec", "fingerprint", "metadata", "files"} - contents.keys()
     if missing:
         raise ValueError(f"{file}: missing {', '.join(sorted(missing))}")
     if not isinstance(contents["metadata"], dict):
-        raise ValueError(f"{file}: expected metadata to be a JSON object")
+        raise ValueError(f"{file}: metadata must be a JSON object")
     return contents
 
 
@@ -309,7 +309,7 @@ def _read_variables(path: Path, spec: models.ModelSpec, held: int) -> PyTree:
     shapes = models.model_shapes(spec)
     needed = 4 * models.count_values(shapes)
     if needed > 2 * held:
-        raise ValueError(f"{path}: expected {needed:,} bytes of weights for the network of its spec, got {held:,}")
+        raise ValueError(f"{path}: the network of its spec needs {needed:,} bytes of weights, got {held:,}")
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
     with one_line(path, "read"), _alone():

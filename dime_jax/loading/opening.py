@@ -77,7 +77,7 @@ def open_model(
         return _hosted(str(what), how, use, remote, say)
     if remote != NO_REMOTE_OPTIONS:
         names = [f"--{name}" for name, value in vars(remote).items() if value != getattr(NO_REMOTE_OPTIONS, name)]
-        raise ValueError(f"expected no {' '.join(names)}: the model is not asked over a network")
+        raise ValueError(f"{' '.join(names)} applies only to hosted models; this one is not asked over a network")
     if isinstance(what, Denoiser):
         return _needs_no_conversion(OpenedModel(what, "a Python object"), {**how.given(), **use.given()})
     place = user_cache() / "models" if cache is None else Path(cache)
@@ -113,7 +113,7 @@ def _hosted(url: str, how: ConversionOptions, use: UseOptions, remote: RemoteOpt
     denoiser = RemoteDenoiser(url, **facts, options=remote, say=say)
     opened = OpenedModel(denoiser, denoiser.origin, denoiser.contract.facts)
     if denoiser.contract.latents:
-        raise ValueError(f"{denoiser.name} takes latents: expected a model that takes images")
+        raise ValueError(f"{denoiser.name} takes latents; a hosted model must take images")
     given = {**how.given(), **use.given()}
     return _needs_no_conversion(opened, {name: value for name, value in given.items() if name not in facts})
 
@@ -134,8 +134,8 @@ def _converted(path: Path, name: str, cache: Path, how: ConversionOptions, use: 
     say_memory = _say_memory(use, say)
     directory, before = conversion.convert_once(path, cache, how, use.loras(), say_memory)
     size = describe_size(sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()))
-    say(f"the converted model is kept in {directory} ({size})")
-    origin = f"converted from {name}{' before' if before else ''}, kept in {directory.name}"
+    say(f"the converted model is cached in {directory} ({size})")
+    origin = f"converted from {name}{' before' if before else ''}, cached in {directory.name}"
     return _opened(directory, origin, use, say if before else lambda text: None)
 
 

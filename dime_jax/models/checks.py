@@ -25,19 +25,19 @@ _NUMBERS = (int, float, np.integer, np.floating)
 def check_integer(value: object, low: int, high: int, name: str) -> None:
     """Require an int (not a bool) in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"expected {name} to be an integer in [{low}, {high}], got {name}={short(value)}")
+        raise ValueError(f"{name} must be an integer in [{low}, {high}], got {short(value)}")
 
 
 def check_number(value: object, low: float, high: float, name: str) -> None:
     """Require a finite real number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not low <= value <= high:
-        raise ValueError(f"expected {name} to be a number in [{low:g}, {high:g}], got {name}={short(value)}")
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {short(value)}")
 
 
 def check_flag(value: object, name: str) -> None:
     """Require a bool."""
     if not isinstance(value, bool):
-        raise ValueError(f"expected {name} to be true or false, got {name}={short(value)}")
+        raise ValueError(f"{name} must be true or false, got {short(value)}")
 
 
 class Range(NamedTuple):
@@ -93,7 +93,7 @@ def check_norm_groups(norm_groups: int, *widths: int) -> None:
     """Require groups that divide these widths."""
     for width in widths:
         if width % norm_groups:
-            raise ValueError(f"expected widths divisible by norm_groups={norm_groups}, got {width}")
+            raise ValueError(f"widths must be divisible by norm_groups={norm_groups}, got {width}")
 
 
 def short(value: object) -> str:

@@ -48,7 +48,7 @@ class ClipTextSpec(NetworkSpec):
         super().__post_init__()
         validate.check_choice(self.activation, list(_ACTIVATIONS), "activation")
         if self.width % self.num_heads:
-            raise ValueError(f"expected width divisible by num_heads={self.num_heads}, got width={self.width}")
+            raise ValueError(f"width must be divisible by num_heads={self.num_heads}, got {self.width}")
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """A caption of one token."""

@@ -89,7 +89,7 @@ class ClipTokenizer(NamedTuple):
           ValueError: if captions is not a list of texts.
         """
         if isinstance(captions, str) or not all(isinstance(caption, str) for caption in captions):
-            raise ValueError(f"expected captions as a list of texts, got {type(captions).__name__}")
+            raise ValueError(f"captions must be a list of strings, got {type(captions).__name__}")
         for caption in captions:
             _check_unicode(caption, "captions")
         encodings = self.backend.encode_batch(list(captions))
@@ -122,7 +122,7 @@ def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
         merges = _parse_merges(read_text(folder / "merges.txt", _MAX_BYTES))
         vocabulary = Vocabulary(read_json(folder / "vocab.json", _MAX_BYTES), merges, {})
     else:
-        raise ValueError("expected tokenizer.json, or vocab.json and merges.txt")
+        raise ValueError("must hold tokenizer.json, or vocab.json and merges.txt")
     return _with_special_tokens(vocabulary, _read_added(folder), _read_special(folder))
 
 
@@ -140,12 +140,12 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
         import tokenizers
         from tokenizers import models, normalizers, pre_tokenizers, processors
     except ImportError as error:
-        raise ValueError(f"expected the extra dime_jax[latent] to be installed for captions: {error}") from None
+        raise ValueError(f"captions need the extra dime_jax[latent], which is not installed: {error}") from None
     try:
         merges, unknown = list(vocabulary.merges), vocabulary.unknown
         words = models.BPE(vocab=ids, merges=merges, end_of_word_suffix="</w>", unk_token=unknown)
     except Exception as error:  # the package raises no narrower type
-        raise ValueError(f"expected merges of tokens in the vocabulary: {error}") from None
+        raise ValueError(f"merges must be of tokens in the vocabulary: {error}") from None
     backend = tokenizers.Tokenizer(words)
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Lowercase()]
@@ -174,19 +174,19 @@ def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
     for text, token in vocabulary.added.items():
         number = ids.get(text) if token.id is None else token.id
         if number is not None and ids.setdefault(text, number) != number:
-            raise ValueError(f"expected one number for the token {short(text)}, got {ids.get(text)} and {token.id}")
+            raise ValueError(f"token {short(text)} must have one number, got {ids.get(text)} and {token.id}")
     for text, number in ids.items():
         if type(number) is not int or not 0 <= number < vocab_size:
             shown = f"{short(str(number))} for {short(text)}"
             raise ValueError(f"tokens must be numbered 0 to {vocab_size - 1}, got {shown}")
         if not 0 < len(text) <= _MAX_TOKEN:
-            raise ValueError(f"expected tokens of 1 to {_MAX_TOKEN} characters, got {len(text)}")
+            raise ValueError(f"tokens must have 1 to {_MAX_TOKEN} characters, got {len(text)}")
         _check_unicode(text, "tokens")
     if len(set(ids.values())) < len(ids):
-        raise ValueError("expected a number of its own for each token, got one twice")
+        raise ValueError("tokens must have different numbers, got one twice")
     for text in vocabulary.added:
         if text not in ids:
-            raise ValueError(f"expected the special token {short(text)} in the vocabulary, got none")
+            raise ValueError(f"the vocabulary has no special token {short(text)}")
     return ids
 
 
@@ -194,7 +194,7 @@ def _check_unicode(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected {what} of valid Unicode, got half a surrogate pair") from None
+        raise ValueError(f"{what} must be valid Unicode, got half a surrogate pair") from None
 
 
 def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
@@ -202,7 +202,7 @@ def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
     model = contents.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
-        raise ValueError(f"expected a tokenizer.json of the type BPE, as CLIP's is, got {short(str(kind))}")
+        raise ValueError(f"tokenizer.json must be of the type BPE, as CLIP's is, got {short(str(kind))}")
     wanted: dict[str, tuple[object, ...]] = {
         "end_of_word_suffix": ("</w>",),
         "continuing_subword_prefix": ("", None),
@@ -212,20 +212,20 @@ def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
     }
     for key, values in wanted.items():
         if model.get(key) not in values:
-            raise ValueError(f"expected CLIP's {key}={values[0]!r} in tokenizer.json, got {short(str(model.get(key)))}")
+            raise ValueError(f"{key} in tokenizer.json must be CLIP's {values[0]!r}, got {short(str(model.get(key)))}")
     normalizers, splitters = _steps(contents.get("normalizer")), _steps(contents.get("pre_tokenizer"))
     for steps, kinds in ((normalizers, ["NFC", "Replace", "Lowercase"]), (splitters, ["Split", "ByteLevel"])):
         got = [step.get("type") for step in steps]
         if got != kinds:
-            raise ValueError(f"expected CLIP's steps {', '.join(kinds)} in tokenizer.json, got {short(str(got))}")
+            raise ValueError(f"steps in tokenizer.json must be CLIP's {', '.join(kinds)}, got {short(str(got))}")
     pattern = splitters[0].get("pattern")
     if pattern not in ({"Regex": _SPLIT}, {"Regex": _WORDS}):
-        raise ValueError(f"expected CLIP's pattern of words in tokenizer.json, got {short(str(pattern))}")
+        raise ValueError(f"the pattern of words in tokenizer.json must be CLIP's, got {short(str(pattern))}")
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
-        raise ValueError("expected a vocabulary and merges in tokenizer.json")
+        raise ValueError("tokenizer.json must have a vocabulary and merges")
     added = contents.get("added_tokens", [])
     if not isinstance(added, list):
-        raise ValueError("expected added_tokens of tokenizer.json to be a list")
+        raise ValueError("added_tokens of tokenizer.json must be a list")
     tokens = dict(_added_token(entry, entry.get("id") if isinstance(entry, dict) else None) for entry in added)
     return Vocabulary(model["vocab"], [_pair(merge) for merge in model["merges"]], tokens)
 
@@ -246,7 +246,7 @@ def _parse_merges(text: str) -> list[tuple[str, str]]:
 def _pair(merge: object) -> tuple[str, str]:
     parts = merge.rstrip("\r").split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"expected merges of two tokens, got {short(str(merge))}")
+        raise ValueError(f"a merge must be of two tokens, got {short(str(merge))}")
     return parts[0], parts[1]
 
 
@@ -255,7 +255,7 @@ def _added_token(entry: object, number: int | None) -> tuple[str, AddedToken]:
     if isinstance(entry, str):
         return entry, AddedToken(number)
     if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-        raise ValueError(f"expected a token, got {short(str(entry))}")
+        raise ValueError(f"a token must be a string, or an object with content, got {short(str(entry))}")
     flags = {name: bool(entry[name]) for name in AddedToken._fields if name != "id" and name in entry}
     return entry["content"], AddedToken(number, **flags)
 
@@ -265,7 +265,7 @@ def _read_added(folder: pathlib.Path) -> dict[str, AddedToken]:
     decoder = _read_optional(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
     numbers = _read_optional(folder / "added_tokens.json")
     if not isinstance(decoder, dict) or not all(isinstance(number, str) and number.isdecimal() for number in decoder):
-        raise ValueError("expected added_tokens_decoder of tokenizer_config.json to be an object of numbers")
+        raise ValueError("added_tokens_decoder of tokenizer_config.json must be an object whose keys are numbers")
     found = dict(_added_token(entry, int(number)) for number, entry in decoder.items())
     later = {text: AddedToken(number, normalized=True, special=False) for text, number in numbers.items()}
     return {**later, **found}
@@ -287,7 +287,7 @@ def _with_special_tokens(
 ) -> Vocabulary:
     for role, text in (("bos_token", START), ("eos_token", END)):
         if role in special and special[role][0] != text:
-            raise ValueError(f"expected CLIP's {role} {text!r}, got {short(special[role][0])}")
+            raise ValueError(f"{role} must be CLIP's {text!r}, got {short(special[role][0])}")
     pad = special["pad_token"][0] if "pad_token" in special else END
     unknown = special["unk_token"][0] if "unk_token" in special else END
     tokens = {START: AddedToken(), END: AddedToken(), **{text: AddedToken() for text in (pad, unknown)}}

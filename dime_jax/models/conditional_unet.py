@@ -62,11 +62,11 @@ class ConditionalUnetSpec(UnetSpec):
         super().__post_init__()
         levels = len(self.level_channels)
         if len(self.level_heads) != levels:
-            raise ValueError(f"expected one of level_heads for each of {levels} levels, got {len(self.level_heads)}")
+            raise ValueError(f"level_heads must have {levels} entries, one for each level, got {len(self.level_heads)}")
         for level in self.attention_everywhere:
             channels, heads = self.level_channels[level], self.level_heads[level]
             if channels % heads:
-                raise ValueError(f"expected level_channels divisible by level_heads, got {channels} and {heads}")
+                raise ValueError(f"level_channels must be divisible by level_heads, got {channels} and {heads}")
         layers = levels * (2 * self.num_res_blocks + 1) * self.transformer_layers
         check_integer(layers, 1, MAX_TRANSFORMER_LAYERS, "number of transformer layers")
 

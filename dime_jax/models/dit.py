@@ -60,11 +60,11 @@ class DitSpec(DenoiserSpec):
         super().__post_init__()
         validate.check_choice(self.layout, LAYOUTS, "layout")
         if self.latent_size % self.patch_size:
-            raise ValueError(f"expected latent_size={self.latent_size} divisible by patch_size={self.patch_size}")
+            raise ValueError(f"latent_size must be divisible by patch_size={self.patch_size}, got {self.latent_size}")
         if self.width % self.num_heads or self.width % 4:
-            raise ValueError(f"expected width divisible by 4 and by num_heads={self.num_heads}, got width={self.width}")
+            raise ValueError(f"width must be divisible by 4 and by num_heads={self.num_heads}, got {self.width}")
         if self.num_tokens * self.width > MAX_POSITION_VALUES:
-            raise ValueError(f"expected a smaller table of positions than {self.num_tokens} × width={self.width}")
+            raise ValueError(f"the table of positions is too large: {self.num_tokens} × width={self.width}")
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Latents, t and a class."""

@@ -46,10 +46,10 @@ class ScheduleSpec:
         validate.check_choice(self.kind, ("linear", "scaled_linear", "cosine", "betas"), "schedule")
         check_fields(self)
         if (self.kind == "betas") != (self.betas is not None):
-            raise ValueError(f"expected betas with the schedule 'betas' and only then, got schedule {self.kind!r}")
+            raise ValueError(f"betas must be given with the schedule 'betas' and only then, got schedule {self.kind!r}")
         if self.betas is not None:
             if not isinstance(self.betas, (tuple, list)) or len(self.betas) != self.num_steps:
-                raise ValueError(f"expected a list of num_steps={self.num_steps} betas")
+                raise ValueError(f"betas must be a list of num_steps={self.num_steps} numbers")
             for beta in self.betas:
                 check_number(beta, 0, 1, "beta")
             object.__setattr__(self, "betas", tuple(map(float, self.betas)))
@@ -101,7 +101,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         validate.check_choice(self.prediction, PREDICTIONS, "prediction")
         if not isinstance(self.image_shape, (tuple, list)) or len(self.image_shape) != 3:
-            raise ValueError(f"expected image_shape [height, width, channels], got {short(self.image_shape)}")
+            raise ValueError(f"image_shape must be [height, width, channels], got {short(self.image_shape)}")
         object.__setattr__(self, "image_shape", tuple(self.image_shape))
         self._check_channels()
         self._check_sizes()
@@ -118,23 +118,23 @@ class ModelSpec:
                 raise ValueError(f"the network must take the autoencoder's {latent} channels, got {channels}")
             channels = self.autoencoder.image_channels
         if self.image_shape[2] != channels:
-            raise ValueError(f"expected images of image_channels={channels}, got {self.image_shape[2]}")
+            raise ValueError(f"images must have image_channels={channels}, got {self.image_shape[2]}")
 
     def _check_sizes(self) -> None:
         for size, smallest in zip(self.image_shape[:2], self.denoiser.x_shape):
             smallest *= self._reduction
             check_integer(size, 1, MAX_IMAGE_SIZE, "image size")
             if self.denoiser.resizable and size % smallest:
-                raise ValueError(f"expected an image size divisible by {smallest}, got {size}")
+                raise ValueError(f"the image size must be divisible by {smallest}, got {size}")
             if not self.denoiser.resizable and size != smallest:
-                raise ValueError(f"expected an image size of {smallest}, got {size}")
+                raise ValueError(f"the image size must be {smallest}, got {size}")
 
     def _check_text(self) -> None:
         width, encoder = self.denoiser.context_channels, self.text_encoder
         if width is None and encoder is not None:
-            raise ValueError("expected no text_encoder: the network does not take captions")
+            raise ValueError("text_encoder must be None: the network takes no captions")
         if width is not None and encoder is None:
-            raise ValueError("expected a text_encoder: the network takes captions")
+            raise ValueError("text_encoder must be given: the network takes captions")
         if encoder is not None and encoder.width != width:
             raise ValueError(f"text_encoder must have width {width}, as the network's context, got {encoder.width}")
 

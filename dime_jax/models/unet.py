@@ -57,7 +57,7 @@ class UnetSpec(DenoiserSpec):
         for level in self.attention_everywhere:
             checks.check_integer(level, 0, len(self.level_channels) - 1, "attention_levels")
         if self.time_features % 2:
-            raise ValueError(f"expected an even number of time_features, got time_features={self.time_features}")
+            raise ValueError(f"time_features must be even, got {self.time_features}")
         checks.check_number(self.time_frequency_shift, 0, self.time_features // 2 - 0.5, "time_frequency_shift")
 
     def example(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -149,7 +149,7 @@ class ImageUnetSpec(UnetSpec):
         name = "num_heads" if self.head_channels is None else "head_channels"
         size = getattr(self, name)
         if channels % size:
-            raise ValueError(f"expected attention widths divisible by {name}={size}, got {channels}")
+            raise ValueError(f"attention widths must be divisible by {name}={size}, got {channels}")
         return size if self.head_channels is None else channels // size
 
 

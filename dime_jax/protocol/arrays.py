@@ -16,7 +16,6 @@ _NAMES = {
     "statistics": ("candidate_statistics", "compared", "compared_statistics"),
     "blind": _BLIND,
     "caption_blind": tuple(f"caption_{name}" for name in _BLIND),
-    "known_statistics": ("statistics_calibration", "statistics_heldout", "statistics_members"),
 }
 
 
@@ -33,21 +32,6 @@ class PictureStatistics:
     candidates: np.ndarray
     compared: np.ndarray
     of_compared: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KnownStatistics:
-    """`evidence.image_statistics` of known images, by which scores are adjusted; NaN where unreadable.
-
-    Attributes:
-      calibration: of the calibration half's held-out images [c, k].
-      heldout: of the held-out images that candidates are compared with [n, k].
-      members: of the test half's members [m, k].
-    """
-
-    calibration: np.ndarray
-    heldout: np.ndarray
-    members: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +72,6 @@ class AuditArrays:
       statistics: with candidates.
       blind: with known members, where a blind baseline could be fitted.
       caption_blind: the same on captions, where the model was asked with them.
-      known_statistics: with candidates and known members.
     """
 
     heldout: np.ndarray
@@ -99,10 +82,9 @@ class AuditArrays:
     statistics: PictureStatistics | None = None
     blind: BlindScores | None = None
     caption_blind: BlindScores | None = None
-    known_statistics: KnownStatistics | None = None
 
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray], *, members_known: bool) -> "AuditArrays":
+    def of(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
         """What `columns_of` gave.
 
         Raises:
@@ -118,7 +100,6 @@ class AuditArrays:
             _read(PictureStatistics, "statistics", columns) if has_candidates else None,
             _read(BlindScores, "blind", columns) if "blind_member" in columns else None,
             _read(BlindScores, "caption_blind", columns) if "caption_blind_member" in columns else None,
-            _read(KnownStatistics, "known_statistics", columns) if has_candidates and members_known else None,
         )
 
     @classmethod

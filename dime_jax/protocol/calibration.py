@@ -3,6 +3,9 @@
 The calibration half chooses everything: timestep and step size by grid search on AUC, the weights of the terms among
 those that the attack's rule allows (for DIME the angle φ on the full circle), the statistics that standardise them, and
 the threshold τ. The test half is only scored.
+
+Every attack is calibrated twice, each time at its own best setting: plain, and with what the pictures explain taken out
+of its score (`evidence.difficulty`), by a fit over the calibration half that sees no labels and is frozen, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +14,16 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from dime_jax._util import validate
-from dime_jax._util.records import Null
+from dime_jax._util.records import Absent, Null
 from dime_jax.attacks import Attack, Setting, describe_attack, get_attack
 from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, weighted
 from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.evidence import metrics
+from dime_jax.data import Pair
+from dime_jax.evidence import Adjustment, Pile, freeze_difficulty, metrics
 
 _ROUNDING = 1e-9  # of the cosine of 3π/2
+_LEAST = float(np.finfo(np.float32).tiny)  # that has a logarithm
 
 
 class Calibration(NamedTuple):
@@ -33,6 +38,7 @@ class Calibration(NamedTuple):
       tau: the threshold, -inf where none beats calling nobody a member.
       auc: on the calibration half; cross-validated there if the weights were fitted to its labels.
       queries: what it costs per image.
+      adjustment: what is taken out of the score because the picture explains it; None for the plain score.
     """
 
     attack: str
@@ -43,15 +49,49 @@ class Calibration(NamedTuple):
     tau: Annotated[float, Null(-np.inf)]
     auc: float
     queries: int
+    adjustment: Absent[Adjustment] = None
 
-    def score(self, terms: np.ndarray) -> np.ndarray:
-        """Scores [n] of terms [columns, n] at the frozen setting; lower for members."""
-        return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
+    def score(self, terms: np.ndarray, statistics: np.ndarray | None = None) -> np.ndarray:
+        """Scores [n] of terms [columns, n] at the frozen setting; lower for members.
+
+        Args:
+          terms: of the attack at that setting.
+          statistics: of the pictures [n, k]; needed if the score is adjusted.
+        """
+        if self.adjustment is None:
+            return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
+        if statistics is None:
+            raise ValueError(f"{self.label} is adjusted for the difficulty of pictures: statistics must be given")
+        pile = self.pile(terms, statistics)
+        return self.adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])
+
+    def pile(self, terms: np.ndarray, statistics: np.ndarray) -> Pile:
+        """Return the scores that are adjusted and the statistics to fit them to, of terms and statistics as above."""
+        terms, covariates = np.asarray(terms, np.float64), describe_attack(self.attack).rule.covariates
+        if not covariates:
+            score = self._replace(adjustment=None).score(terms)
+            log = self.adjustment is not None and self.adjustment.log
+            return Pile.of(np.log(np.maximum(score, _LEAST)) if log else score, statistics)
+        own = np.zeros((len(covariates), terms.shape[1], max(map(len, covariates))))
+        for of_score, rows in zip(own, covariates):
+            of_score[:, : len(rows)] = terms[list(rows)].T
+        pictures = np.broadcast_to(statistics, (len(covariates), *np.shape(statistics)))
+        return Pile.of(terms[: len(covariates)], np.concatenate([pictures, own], axis=-1))
+
+    def combine(self, residuals: np.ndarray) -> np.ndarray:
+        """Return one number [n] of residuals [c, n] of a pile, weighed by that pile alone; see `evidence.Pile`."""
+        weights = describe_attack(self.attack).rule.mix(residuals)
+        return np.sum(weights[:, None] * residuals, axis=0)
 
     @property
     def label(self) -> str:
         """ "attack@queries": how one row of the results is called."""
         return row_label(self.attack, self.queries)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is taken out of the score."""
+        return self.adjustment is None
 
     @property
     def family(self) -> str:
@@ -88,7 +128,11 @@ def standardization(terms: np.ndarray) -> TermStats:
 
 
 def calibrate(
-    attack: Attack, schedule: NoiseSchedule, settings: Sequence[Setting], terms: Sequence[TermPair]
+    attack: Attack,
+    schedule: NoiseSchedule,
+    settings: Sequence[Setting],
+    terms: Sequence[TermPair],
+    statistics: Sequence[Pair[np.ndarray]] | None = None,
 ) -> Calibration:
     """The setting and weights of highest calibration AUC; of equals, the first in the grid.
 
@@ -97,26 +141,55 @@ def calibrate(
       schedule: the model's, for weights that depend on σ_t.
       settings: the grid that was run.
       terms: the attack's terms on the calibration half, one pair per setting.
+      statistics: of the same pictures [n, k], by which scores are adjusted; None for plain scores.
     """
     if not settings or len(settings) != len(terms):
         raise ValueError(
             f"expected one pair of terms per setting and at least one, got {len(settings)} and {len(terms)}"
         )
     pairs = [pair.map(lambda side: np.asarray(side, np.float64)) for pair in terms]
-    choices = [
-        (frozen, pair)
-        for setting, pair in zip(settings, pairs)
-        for frozen in _candidates(attack, schedule, setting, pair)
-    ]
-    frozen, pair = max(choices, key=lambda choice: choice[0].auc)
-    return frozen._replace(tau=metrics.best_threshold(*(frozen.score(side) for side in pair)))
+    choices = []
+    known: list[Pair[np.ndarray] | None] = list(statistics or []) or [None for _ in pairs]
+    for setting, pair, of_pictures in zip(settings, pairs, known):
+        for frozen in _candidates(attack, schedule, setting, pair):
+            if of_pictures is not None:
+                frozen = adjust(frozen, np.concatenate(pair, axis=1), np.concatenate(of_pictures))
+                frozen = frozen._replace(auc=metrics.auc(*_scores(frozen, pair, of_pictures)))
+            choices.append((frozen, pair, of_pictures))
+    frozen, pair, of_pictures = max(choices, key=lambda choice: choice[0].auc)
+    return frozen._replace(tau=metrics.best_threshold(*_scores(frozen, pair, of_pictures)))
 
 
-def theory_weights(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
-    """An attack whose weights theory gives, at a stated setting: nothing is calibrated, and there is no threshold."""
+def to_adjust(frozen: Calibration) -> Calibration:
+    """Return the same attack as one whose score is adjusted, though nothing is fitted yet: `pile` is as it will be."""
+    attack = describe_attack(frozen.attack)
+    return frozen._replace(adjustment=Adjustment((), (), attack.positive and not attack.rule.covariates))
+
+
+def adjust(frozen: Calibration, terms: np.ndarray, statistics: np.ndarray) -> Calibration:
+    """Take out of a frozen attack's score what the picture explains, fitted over some images without labels.
+
+    Args:
+      frozen: the attack; its threshold and AUC are those of before.
+      terms: of the images [columns, n].
+      statistics: of their pictures [n, k].
+    """
+    empty = to_adjust(frozen)
+    assert empty.adjustment is not None
+    fitted = freeze_difficulty(empty.pile(terms, statistics), describe_attack(frozen.attack).rule.mix)
+    return frozen._replace(adjustment=fitted._replace(log=empty.adjustment.log))
+
+
+def fixed_rule(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
+    """An attack that needs no labels, at a stated setting: nothing is calibrated, and there is no threshold."""
     nothing = TermPair(*[np.zeros((len(attack.signs), 0))] * 2)
     (weights,) = attack.rule.weights(schedule, setting, nothing)
     return _frozen(attack, setting, weights, None, np.nan)
+
+
+def _scores(frozen: Calibration, terms: TermPair, statistics: Pair[np.ndarray] | None) -> Pair[np.ndarray]:
+    of_pictures = Pair(None, None) if statistics is None else statistics
+    return Pair(*(frozen.score(*of) for of in zip(terms, of_pictures)))
 
 
 def evaluate(
@@ -126,9 +199,17 @@ def evaluate(
     confidence: float = 0.95,
     seed: int = 0,
     groups: metrics.Groups = (None, None),
+    statistics: Pair[np.ndarray] | None = None,
 ) -> Outcome:
-    """Metrics of a frozen attack from its terms on the test half; arguments as for `metrics.evaluate`."""
-    member, heldout = calibration.score(terms.member), calibration.score(terms.heldout)
+    """Metrics of a frozen attack from its terms on the test half.
+
+    Args:
+      calibration: the attack.
+      terms: of members and held-out images.
+      fprs, confidence, seed, groups: as for `metrics.evaluate`.
+      statistics: of their pictures, if the score is adjusted.
+    """
+    member, heldout = _scores(calibration, terms, statistics)
     return Outcome(
         calibration,
         metrics.evaluate(member, heldout, fprs=fprs, confidence=confidence, seed=seed, groups=groups),

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
+from dime_jax._util.records import Absent
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Setting
 from dime_jax.evidence import NOT_CHECKED, Direction
@@ -34,6 +35,17 @@ class AtThreshold:
 
 
 @dataclasses.dataclass(frozen=True)
+class AdjustedRow:
+    """An attack with what the picture explains taken out of its score, at its own setting; see `ResultRow`."""
+
+    setting: Setting
+    auc: Estimate
+    asr: Estimate
+    tpr_at_1pct_fpr: Estimate
+    at_threshold: AtThreshold
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultRow:
     """One frozen attack on the test half.
 
@@ -48,6 +60,7 @@ class ResultRow:
       at_threshold: the rates at the frozen threshold.
       queries_per_image: what the attack costs by itself.
       seconds_per_image: what it took here.
+      adjusted: the same attack with the difficulty of pictures taken out; absent where that was not calibrated.
     """
 
     attack: str
@@ -60,6 +73,7 @@ class ResultRow:
     at_threshold: AtThreshold
     queries_per_image: int
     seconds_per_image: float
+    adjusted: Absent[AdjustedRow] = None
 
     @property
     def label(self) -> str:

@@ -107,7 +107,8 @@ class RunFacts:
       attack_module: the file that a user's own attacks come from.
       decided_by: label of the attack that decides.
       chosen: why that one, in words.
-      theory_setting: the setting that was stated, without known members; None if it was calibrated.
+      adjusted: whether the p-values are adjusted for the difficulty of pictures.
+      fixed_setting: of the rule that decides without known members; None if the setting was calibrated.
       duplicates: copies that were found.
       environment: where it ran.
       captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
@@ -119,7 +120,8 @@ class RunFacts:
     attack_module: Absent[ModuleFacts] = None
     decided_by: str
     chosen: str
-    theory_setting: Setting | None
+    adjusted: bool
+    fixed_setting: Setting | None
     duplicates: DuplicateFacts
     environment: Environment
     captions: Absent[str] = None

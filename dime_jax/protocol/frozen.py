@@ -1,11 +1,7 @@
-"""The attacks of a run with everything frozen: found by name, by AUC, or from disk."""
+"""The attacks of a run with everything frozen: found by name or by AUC."""
 
-import pathlib
 from collections.abc import Sequence
 
-from dime_jax.attacks import Setting
-from dime_jax.core.schedule import NoiseSchedule
-from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
 
 _LEVEL_AND_CROWDING = ("dime", "dime_central", "dime_theory")
@@ -17,11 +13,12 @@ def best_calibrated(frozen: Sequence[Calibration]) -> Calibration:
 
 
 def by_label(frozen: Sequence[Calibration], wanted: str) -> Calibration:
-    """The frozen attack of that label."""
-    labels = {one.label: one for one in frozen}
-    if wanted not in labels:
+    """The frozen attack of that label; plain or adjusted, if there are both, whichever calibrated better."""
+    found = [one for one in frozen if one.label == wanted]
+    if not found:
+        labels = dict.fromkeys(one.label for one in frozen)
         raise ValueError(f"decide_with must be one of {', '.join(labels)}, got {wanted!r}")
-    return labels[wanted]
+    return best_calibrated(found)
 
 
 def without_crowding(frozen: Calibration) -> Calibration | None:
@@ -35,12 +32,3 @@ def level_only(frozen: Sequence[Calibration], queries: int) -> Calibration | Non
     """Level only at its own setting, the largest tier of at most so many queries; None if there is none."""
     tiers = [one for one in frozen if one.attack == "level_only" and one.queries <= queries]
     return max(tiers, key=lambda one: one.queries, default=None)
-
-
-def frozen_attacks(
-    directory: pathlib.Path, theory_setting: Setting | None, schedule: NoiseSchedule
-) -> list[Calibration]:
-    """The attacks that calibration froze in a run, or DIME with theory weights if nothing was calibrated."""
-    if theory_setting is None:
-        return stages.read_calibrations(directory)
-    return [stages.theory_weights(schedule, theory_setting)]

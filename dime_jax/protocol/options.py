@@ -34,10 +34,10 @@ class Profile(NamedTuple):
     every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
 
-# DIME's tiers of 1 and 10 probes cost 2 and 11 queries.
+# DIME with one probe costs 2 queries. More of them gain little once the difficulty of pictures is out.
 PROFILES = {
     "light": Profile(60, 100, (2,), every_heldout=False),
-    "quick": Profile(150, 300, (2, 11)),
+    "quick": Profile(150, 300, (2,)),
     "paper": Profile(500, None, None),
 }
 
@@ -121,8 +121,6 @@ class AuditOptions:
         None, "the attack that judges candidates (default: best on the calibration half)", JUDGING, "ATTACK@QUERIES"
     )
     level: float = option(0.05, "the false discovery rate of the verdicts, and the level of the test on the whole set")
-    timestep: int = option(70, "the timestep of DIME, if no members are known", JUDGING)
-    gamma: float = option(0.1, "the step size of DIME, if no members are known", JUDGING)
     delta: float = option(0.0, "δ in the lower bound on ε of differential privacy", JUDGING)
     randomised: bool = option(
         False,

@@ -2,9 +2,10 @@
 
 AUDIT/audit.json            `AuditFacts`: settings, model, images, duplicates, warnings, environment
 AUDIT/audit.npz             `AuditArrays`: candidates, their truth where known, groups; blind baseline; thumbnails
+AUDIT/statistics.npz        what the pictures say about their difficulty (`statistics`)
 AUDIT/run.json ... test/    the run of `stages`, with known members
 AUDIT/candidates/ATTACK/    score table of the candidates and of held-out images, by the attack that decides
-AUDIT/variations/ATTACK/    the same of their variations, where those were asked for
+AUDIT/variations/ATTACK/    the same of their variations, where those were asked for, with statistics of their own
 
 audit.json holds the digests of all of these, those of score tables by their manifests (see `digests`).
 """
@@ -20,13 +21,15 @@ from dime_jax import evidence
 from dime_jax.data import Pair, Split
 from dime_jax.data.groups import groups_of
 from dime_jax.data.variations import VARIATIONS
+from dime_jax.evidence import Pile
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck
-from dime_jax.protocol import stages
+from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
-from dime_jax.protocol.frozen import by_label, frozen_attacks
+from dime_jax.protocol.frozen import by_label
+from dime_jax.protocol.statistics import Statistics
 from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 
@@ -51,22 +54,24 @@ def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
 
 
 class KnownImages(NamedTuple):
-    """The known images that were not used to choose any setting, and their score table."""
+    """Known images, such as those that were not used to choose any setting, their score table and statistics."""
 
     table: ScoreTable
     split: Split
+    pictures: Statistics | None = None
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
         """Their scores by a frozen attack, lower for members; NaN without a finite answer."""
-        return self.split.sides.map(lambda side: stages.frozen_scores(self.table, frozen, side))
+        return self.split.sides.map(lambda side: stages.frozen_scores(self.table, frozen, side, self.pictures))
 
 
 def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> KnownImages:
     """The test half; without known members the held-out images that candidates are compared with."""
+    pictures = statistics.read(directory) if statistics.exist(directory) else None
     if members_known:
-        return KnownImages(score_table.read_table(directory / "test"), stages.read_halves(directory).test)
+        return KnownImages(score_table.read_table(directory / "test"), stages.read_halves(directory).test, pictures)
     table = score_table.read_table(candidates_directory(directory, decided_by))
-    return KnownImages(table, Split(np.zeros(0, np.int64), heldout))
+    return KnownImages(table, Split(np.zeros(0, np.int64), heldout), pictures)
 
 
 def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
@@ -143,23 +148,39 @@ class RunRecord(Generic[Facts]):
 
     @functools.cached_property
     def calibrations(self) -> list[Calibration]:
-        """Every frozen attack."""
-        table = self.candidates or self.known.table
-        return frozen_attacks(self.directory, self.facts.theory_setting, table.schedule)
+        """Every frozen attack with its plain score; none without known members."""
+        return stages.read_calibrations(self.directory) if self.members_known else []
+
+    @functools.cached_property
+    def pictures(self) -> Statistics | None:
+        """What the pictures say about their difficulty; None if that was not looked at."""
+        return statistics.read(self.directory) if statistics.exist(self.directory) else None
 
     @functools.cached_property
     def decider(self) -> Calibration:
-        """The attack that decides."""
-        return by_label(self.calibrations, self.facts.decided_by)
+        """The attack that decides; its scores, without known members, are fitted to the held-out images."""
+        facts = self.facts
+        if facts.fixed_setting is not None:
+            table = self.candidates or self.known.table
+            frozen = stages.fixed_rule(table.schedule, facts.fixed_setting)
+            return self.refit(frozen, table, self.arrays.heldout) if facts.adjusted else frozen
+        frozen_attacks = stages.read_adjusted(self.directory) if facts.adjusted else self.calibrations
+        return by_label(frozen_attacks, facts.decided_by)
+
+    def refit(self, frozen: Calibration, table: ScoreTable, images: np.ndarray) -> Calibration:
+        """Return a frozen attack whose adjustment is fitted to some images of a table alone."""
+        assert self.pictures is not None
+        return calibration.adjust(frozen, stages.terms_of(table, frozen, images), self.pictures.of(images))
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
         """Scores of these known images."""
         return self.known.scores(frozen)
 
-    def calibration_scores(self) -> Pair[np.ndarray]:
-        """Scores of the known images that chose the settings, by the attack that decides."""
+    @functools.cached_property
+    def calibration_images(self) -> KnownImages:
+        """The known images that chose the settings."""
         table = score_table.read_table(self.directory / "calibration")
-        return KnownImages(table, stages.read_halves(self.directory).calibration).scores(self.decider)
+        return KnownImages(table, stages.read_halves(self.directory).calibration, self.pictures)
 
     @functools.cached_property
     def variations(self) -> ScoreTable | None:
@@ -176,15 +197,21 @@ class RunRecord(Generic[Facts]):
         scores, heldout = self.varied()
         return scores.best, heldout.best[np.isfinite(heldout.best)]
 
-    def varied(self) -> tuple[Varied, Varied]:
-        """The best scores of the candidates, and of the held-out images beside them."""
-        heldout, candidates = (self.own_scores(side) for side in (self.arrays.heldout, self.arrays.candidates))
-        both = np.concatenate([heldout, candidates])
+    def varied(self, frozen: Calibration | None = None, table: ScoreTable | None = None) -> tuple[Varied, Varied]:
+        """The best scores of the candidates, and of the held-out images beside them.
+
+        Args:
+          frozen: an attack; the one that decides if None.
+          table: of candidates and held-out images under one of the models; the first if None.
+        """
+        frozen, table = frozen or self.decider, table or self.candidates
+        heldout, images = self.arrays.heldout, np.concatenate([self.arrays.heldout, self.arrays.candidates])
+        both = np.zeros(0) if table is None else stages.frozen_scores(table, frozen, images, self.pictures)
         found = Varied(both, np.zeros(len(both), np.int64))
         if self.variations is not None:
             places = np.arange(len(both) * len(VARIATIONS))
-            others = stages.frozen_scores(self.variations, self.decider, places).reshape(len(both), -1)
-            found = best_of(both, others)
+            others = stages.frozen_scores(self.variations, frozen, places, self.varied_pictures)
+            found = best_of(both, others.reshape(len(both), -1))
         cut = len(heldout)
         return Varied(found.best[cut:], found.which[cut:]), Varied(found.best[:cut], found.which[:cut])
 
@@ -192,7 +219,35 @@ class RunRecord(Generic[Facts]):
         """Scores of candidates, or of held-out images beside them, as they are."""
         if self.candidates is None:
             return np.zeros(0)
-        return stages.frozen_scores(self.candidates, self.decider, indices)
+        return stages.frozen_scores(self.candidates, self.decider, indices, self.pictures)
+
+    @functools.cached_property
+    def varied_pictures(self) -> Statistics | None:
+        """The statistics of the variations."""
+        place = self.directory / "variations"
+        return statistics.read(place) if statistics.exist(place) else None
+
+    def piles(self, frozen: Calibration, table: ScoreTable) -> tuple[Pile, Pile]:
+        """What is fitted for p-values of the candidates, and of the held-out images beside them: every version.
+
+        Args:
+          frozen: an attack whose score is adjusted.
+          table: of candidates and held-out images, under one of the models.
+        """
+        assert self.pictures is not None
+        images = np.concatenate([self.arrays.heldout, self.arrays.candidates])
+        both = frozen.pile(stages.terms_of(table, frozen, images), self.pictures.of(images))
+        if self.variations is not None and self.varied_pictures is not None:
+            places = np.arange(len(images) * len(VARIATIONS))
+            terms = stages.terms_of(self.variations, frozen, places)
+            others = frozen.pile(terms, self.varied_pictures.of(places))
+            shape = (len(both.scores), len(images), len(VARIATIONS))
+            both = Pile(
+                np.concatenate([both.scores, others.scores.reshape(shape)], axis=2),
+                np.concatenate([both.statistics, others.statistics.reshape(*shape, -1)], axis=2),
+            )
+        cut = len(self.arrays.heldout)
+        return both.take(slice(cut, None)), both.take(slice(cut))
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
         """The groups of some images; None if none of them is in a group."""

@@ -4,8 +4,10 @@
                                     which of them belong together                                 begin
     RUN/model_check.json            whether the model is a denoiser at all                        guard
     RUN/model_answer.json           by what it is known again, if not by its weights              guard
+    RUN/statistics.npz, .json       what the pictures themselves say about their difficulty       run
     RUN/calibration/                score table of the calibration half, over the whole grid      score
-    RUN/calibration.json            every attack's frozen setting, angle and threshold            calibrate
+    RUN/calibration.json            every attack's frozen setting, angle and threshold, plain
+                                    and adjusted for the difficulty of pictures                   calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
 
@@ -28,15 +30,17 @@ from dime_jax import data, evidence, scoring
 from dime_jax._util import digests, files, records, validate
 from dime_jax._util.distributed import on_first_process
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
+from dime_jax.attacks.loss_level import NAME, setting_for
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.groups import ALONE
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import identity, model_check
-from dime_jax.protocol import calibration
+from dime_jax.protocol import calibration, statistics
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
-from dime_jax.protocol.evaluation import SCHEMA_VERSION, AtThreshold, Evaluation, ResultRow, check_version
+from dime_jax.protocol.evaluation import SCHEMA_VERSION, AdjustedRow, AtThreshold, Evaluation, ResultRow, check_version
+from dime_jax.protocol.statistics import Statistics
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, witness_jobs
 from dime_jax.scoring.score_table import ScoreTable
@@ -64,6 +68,7 @@ def run(
     jobs: Sequence[Job],
     *,
     heldout: np.ndarray | None = None,
+    candidates: np.ndarray | None = None,
     groups: np.ndarray | None = None,
     seed: int = 0,
     transform: data.Transform | None = None,
@@ -85,6 +90,7 @@ def run(
       halves: who chooses, and who is tested.
       jobs: every attack and setting to choose from.
       heldout: images that the model was not trained on, to check it with; those of the halves if None.
+      candidates: further images that will be asked about.
       groups: see `begin`.
       seed: of all draws.
       transform: preprocessing; the source's own, or `fit`, if None.
@@ -97,10 +103,13 @@ def run(
       The hooks with which everything else in the run is asked: a model that was exchanged is noticed.
     """
     directory = begin(directory, jobs, halves, seed, groups=groups)
-    known = halves.together().heldout if heldout is None else heldout
+    together = halves.together()
+    known = together.heldout if heldout is None else heldout
     hooks = guard(
         directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say, hooks=hooks
     )
+    asked = np.concatenate([*together.sides, known, *([] if candidates is None else [candidates])])
+    statistics.make(directory, source, asked, transform or data.transform_for(source, denoiser.image_shape))
     for stage in take:
         if stage == "calibrate":
             calibrate_run(directory)
@@ -218,7 +227,7 @@ def score_half(
     validate.check_choice(half, HALVES, "half")
     run, split = _read_run(directory), getattr(read_halves(directory), half)
     if half == "test":
-        jobs = [frozen_job(frozen) for frozen in read_calibrations(directory)]
+        jobs = [frozen_job(frozen) for frozen in (*read_calibrations(directory), *read_adjusted(directory))]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
         if denoiser.fingerprint != calibrated:
             raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
@@ -256,12 +265,23 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     def write() -> None:
         asked = asked_labels(directory)
         jobs = [*read_jobs(directory), *(job for job in _jobs(_read_run(directory).witness) if job.label not in asked)]
-        frozen = _calibrate_each(directory, jobs, lambda job: (job.attack.name, job.setting.get("q")))
+        frozen = _calibrate_each(directory, jobs, _row_of)
         contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
-        digests.write(directory / "calibration.json", contents, CALIBRATION_FILES)
+        pictures = statistics.exist(directory)
+        if pictures:
+            # Weights that were fitted to the labels of plain scores have no honest AUC on what is left of these.
+            unfitted = [job for job in jobs if not job.attack.rule.fitted]
+            adjusted = _calibrate_each(directory, unfitted, _row_of, statistics.read(directory))
+            contents["adjusted"] = records.plain(adjusted)
+        made_from = (*CALIBRATION_FILES, *([statistics.FILE] if pictures else []))
+        digests.write(directory / "calibration.json", contents, made_from)
 
     on_first_process(write)
     return read_calibrations(directory)
+
+
+def _row_of(job: Job) -> Hashable:
+    return job.attack.name, job.setting.get("q")
 
 
 def calibrations_by_timestep(directory: str | os.PathLike[str]) -> list[Calibration]:
@@ -300,6 +320,7 @@ def read_direction(
     directory = pathlib.Path(directory)
     groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
+    pictures = statistics.read(directory) if statistics.exist(directory) else None
     scores = []
     for half in halves:
         table = score_table.read_table(directory / half)
@@ -307,34 +328,60 @@ def read_direction(
             split, t = getattr(splits, half), int(job.setting["t"])
             (member, heldout), grouped = term_pair(table, job, split), _groups(table, job, split, groups)
             scores.append(evidence.WitnessScores(half, t, member[0], heldout[0], grouped))
-    return evidence.judge_direction(scores, looks=len(witness) * len(HALVES))
+            if pictures is not None and member.size and heldout.size:
+                left = _without_difficulty(Pair(member, heldout), statistics_pair(table, job, split, pictures))
+                scores.append(evidence.WitnessScores(half, t, *left, grouped, adjusted=True))
+    ways = 1 if pictures is None else 2
+    return evidence.judge_direction(scores, looks=ways * len(witness) * len(HALVES))
 
 
-def _calibrate_each(directory: pathlib.Path, jobs: Sequence[Job], key: Callable[[Job], Hashable]) -> list[Calibration]:
-    """One calibration for each group of jobs with the same key, in the order of the grid."""
+def _without_difficulty(terms: TermPair, pictures: Pair[np.ndarray]) -> Pair[np.ndarray]:
+    """The witness's scores after what the pictures explain, from one fit over members and held-out images alike."""
+    left = evidence.difficulty_residuals(np.log(np.concatenate(terms, axis=1)[0]), np.concatenate(pictures))
+    return Pair(left[: terms.member.shape[1]], left[terms.member.shape[1] :])
+
+
+def _calibrate_each(
+    directory: pathlib.Path,
+    jobs: Sequence[Job],
+    key: Callable[[Job], Hashable],
+    pictures: Statistics | None = None,
+) -> list[Calibration]:
+    """One calibration for each group of jobs with the same key, in the order of the grid; adjusted with `pictures`."""
     table = score_table.read_table(directory / "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
     rows: dict[Hashable, list[Job]] = {}
     for job in jobs:
         rows.setdefault(key(job), []).append(job)
-    return [
-        calibrate(row[0].attack, schedule, [job.setting for job in row], [term_pair(table, job, split) for job in row])
-        for row in rows.values()
-    ]
+    frozen = []
+    for row in rows.values():
+        settings, terms = [job.setting for job in row], [term_pair(table, job, split) for job in row]
+        known = None if pictures is None else [statistics_pair(table, job, split, pictures) for job in row]
+        frozen.append(calibrate(row[0].attack, schedule, settings, terms, known))
+    return frozen
 
 
 def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
-    """The frozen attacks of calibration.json."""
+    """The frozen attacks of calibration.json, each with its plain score."""
+    return _read_frozen(directory, "calibrations")
+
+
+def read_adjusted(directory: str | os.PathLike[str]) -> list[Calibration]:
+    """The frozen attacks of calibration.json, adjusted for the difficulty of pictures; none in a run without that."""
+    return _read_frozen(directory, "adjusted")
+
+
+def _read_frozen(directory: str | os.PathLike[str], key: str) -> list[Calibration]:
     path = pathlib.Path(directory) / "calibration.json"
     contents = _read_sealed(path).check().contents
     check_version(path, contents)
-    return records.parse(list[Calibration], contents["calibrations"], f"{path}: calibrations")
+    return records.parse(list[Calibration], contents.get(key, []), f"{path}: {key}")
 
 
-def theory_weights(schedule: NoiseSchedule, setting: Setting) -> Calibration:
-    """DIME with the population-exact angle, for audits without known members."""
-    validate.check_timestep(setting["t"], schedule.num_steps, "timestep")
-    return calibration.theory_weights(get_attack("dime_theory"), schedule, setting)
+def fixed_rule(schedule: NoiseSchedule, setting: Setting | None = None) -> Calibration:
+    """The rule for audits without known members, at the setting that the schedule calls for."""
+    setting = setting_for(schedule) if setting is None else setting
+    return calibration.fixed_rule(get_attack(NAME), schedule, setting)
 
 
 def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
@@ -350,13 +397,21 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
     table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
     groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
+    pictures = statistics.read(directory) if statistics.exist(directory) else None
+
+    def outcome_of(frozen: Calibration) -> Outcome:
+        job = frozen_job(frozen)
+        known = None if frozen.plain or pictures is None else statistics_pair(table, job, split, pictures)
+        grouped = _groups(table, job, split, groups)
+        return evaluate(frozen, term_pair(table, job, split), seed=seed, groups=grouped, statistics=known)
+
+    adjusted = {frozen.label: outcome_of(frozen) for frozen in read_adjusted(directory)}
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
-        grouped = _groups(table, frozen_job(frozen), split, groups)
-        outcome = evaluate(frozen, pair, seed=seed, groups=grouped)
-        rows.append(result_row(outcome, frozen.queries * table.seconds_per_query))
+        seconds = frozen.queries * table.seconds_per_query
+        rows.append(result_row(outcome_of(frozen), seconds, adjusted.get(frozen.label)))
     calibration_half = score_table.read_table(directory / "calibration")
     about = table.manifest["identity"]
     check = model_check.read_check(directory, about["model"])
@@ -382,16 +437,31 @@ def frozen_job(frozen: Calibration) -> Job:
     return Job(describe_attack(frozen.attack), frozen.setting)
 
 
-def frozen_scores(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -> np.ndarray:
-    """Scores [n] of some images of a table by a frozen attack, lower for members; NaN without a finite answer."""
+def frozen_scores(
+    table: ScoreTable, frozen: Calibration, indices: np.ndarray, pictures: Statistics | None = None
+) -> np.ndarray:
+    """Scores [n] of some images of a table by a frozen attack, lower for members; NaN without a finite answer.
+
+    Args:
+      table: with the attack's terms.
+      frozen: the attack.
+      indices: which images.
+      pictures: their statistics, if the score is adjusted.
+    """
+    known = None if frozen.plain or pictures is None else pictures.of(indices)
+    return frozen.score(terms_of(table, frozen, indices), known)
+
+
+def terms_of(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -> np.ndarray:
+    """Terms [columns, n] of some images of a table; all NaN without a finite answer."""
     terms = table.terms(frozen_job(frozen))
-    scores = frozen.score(np.where(np.all(np.isfinite(terms), axis=0), terms, np.nan))
     place = {int(index): row for row, index in enumerate(table.index)}
-    return scores[[place[int(index)] for index in indices]]
+    terms = terms[:, [place[int(index)] for index in indices]]
+    return np.where(np.all(np.isfinite(terms), axis=0), terms, np.nan)
 
 
-def result_row(outcome: Outcome, seconds: float) -> ResultRow:
-    """One row of the results."""
+def result_row(outcome: Outcome, seconds: float, adjusted: Outcome | None = None) -> ResultRow:
+    """One row of the results; `adjusted` is the same attack with the difficulty of pictures taken out."""
     frozen, metrics = outcome.calibration, outcome.metrics
     return ResultRow(
         attack=frozen.attack,
@@ -401,10 +471,21 @@ def result_row(outcome: Outcome, seconds: float) -> ResultRow:
         tpr_at_1pct_fpr=metrics.tpr_at_fpr[0.01],
         attained_fpr=metrics.attained_fpr[0.01],
         false_positives=metrics.false_positives[0.01],
-        at_threshold=AtThreshold(frozen.threshold, outcome.at_threshold.tpr, outcome.at_threshold.fpr),
+        at_threshold=_at_threshold(outcome),
         queries_per_image=frozen.queries,
         seconds_per_image=seconds,
+        adjusted=None if adjusted is None else _adjusted_row(adjusted),
     )
+
+
+def _adjusted_row(outcome: Outcome) -> AdjustedRow:
+    metrics, setting = outcome.metrics, outcome.calibration.setting
+    return AdjustedRow(setting, metrics.auc, metrics.asr, metrics.tpr_at_fpr[0.01], _at_threshold(outcome))
+
+
+def _at_threshold(outcome: Outcome) -> AtThreshold:
+    rates = outcome.at_threshold
+    return AtThreshold(outcome.calibration.threshold, rates.tpr, rates.fpr)
 
 
 def _columns(halves: Halves, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -439,6 +520,11 @@ def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
     """Terms of the images with a finite answer, members and held-out images apart."""
     terms = table.terms(job)
     return _usable(table, job, split).map(lambda usable: terms[:, usable])
+
+
+def statistics_pair(table: ScoreTable, job: Job, split: Split, pictures: Statistics) -> Pair[np.ndarray]:
+    """The statistics [n, k] of the images of `term_pair`."""
+    return _usable(table, job, split).map(lambda usable: pictures.of(table.index[usable]))
 
 
 def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None) -> Groups:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from dime_jax import evidence
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.evidence import metrics
+from dime_jax.evidence import Verdict, metrics
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
 from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
@@ -23,12 +23,13 @@ from dime_jax.report import figures
 INK, MUTED, RULE = "#1f2328", figures.MUTED, "#e3e6ea"
 ACCENT, SECOND = figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
 
-_WIDTH, _HEIGHT = 4.7, 3.3
+_WIDTH, _HEIGHT = 3.9, 2.8
 _MOST_POINTS = 1500  # of a side in a scatter plot
 _REFERENCE_EPSILONS = (1.0, 4.0)
 _LISTED_FPRS = (0.001, 0.01, 0.05, 0.1)
 _LISTED_SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_LISTED = 50  # rows of a table of numbers
+_VERDICT_LOOKS = {Verdict.NO_EVIDENCE: (INK, "x"), Verdict.CANNOT_TELL: (SECOND, "^"), Verdict.EVIDENCE: (ACCENT, "o")}
 
 
 class Numbers(NamedTuple):
@@ -50,7 +51,7 @@ class AuditFigure(NamedTuple):
 
 
 def draw_all(record: Record, results: AuditFindings, candidates: Sequence[CandidateRow]) -> list[AuditFigure]:
-    """Every figure that the record allows, drawn in the package's style.
+    """Every figure that the record allows, drawn in the package's style; the first stands beside the headline.
 
     Args:
       record: of the audit.
@@ -58,10 +59,11 @@ def draw_all(record: Record, results: AuditFindings, candidates: Sequence[Candid
       candidates: the lines of candidates.csv.
     """
     drawings: Sequence[Callable[[Record, AuditFindings], AuditFigure | None]] = (
-        (draw_roc, draw_scores, draw_budget, draw_timesteps, draw_terms) if record.members_known else (draw_scores,)
+        (draw_scores, draw_roc, draw_budget, draw_timesteps, draw_terms) if record.members_known else (draw_scores,)
     )
     with audit_style():
-        found = [*(draw(record, results) for draw in drawings), draw_p_values(record, results, candidates)]
+        of_candidates = [_draw_difficulty(record, candidates), draw_p_values(record, results, candidates)]
+        found = [*of_candidates, *(draw(record, results) for draw in drawings)]
     return [figure for figure in found if figure is not None]
 
 
@@ -69,7 +71,8 @@ def audit_style() -> AbstractContextManager[None]:
     """The package's style, with text kept as text in SVG files and the colours that the page knows."""
     colors = {"axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "grid.color": RULE}
     ticks = {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
-    return figures.style(**colors, **ticks, **{"svg.fonttype": "none"})
+    legend = {"legend.columnspacing": 1.2, "legend.handlelength": 1.6}
+    return figures.style(**colors, **ticks, **legend, **{"svg.fonttype": "none"})
 
 
 def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
@@ -130,7 +133,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
         f"{_title(record.decider)}. The threshold was frozen on the calibration half; verdicts on candidates do not "
         "use it, they use the rank among the held-out scores."
         if record.members_known
-        else f"{_title(record.decider)} with theory weights. Verdicts use the rank among the held-out scores.",
+        else f"{_title(record.decider)}. Verdicts use the rank among the held-out images.",
         "Histograms of scores. Members lie to the left of held-out images where the attack works.",
         _quantiles("Scores of", samples),
     )
@@ -275,6 +278,58 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
         "candidates that the model never saw.",
         f"{found.evidence} of {found.count} candidates show evidence of membership.",
         Numbers(["Candidate, from the smallest p-value", "p-value", "evidence up to"], numbers),
+    )
+
+
+def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
+    """`draw_difficulty` of an audit whose p-values are adjusted; candidates without a p-value are left out."""
+    table, pictures, adjustment = record.candidates, record.pictures, record.decider.adjustment
+    if table is None or pictures is None or adjustment is None:
+        return None
+    sides = []
+    for indices in (record.arrays.heldout, record.arrays.candidates):
+        pile = record.decider.pile(stages.terms_of(table, record.decider, indices), pictures.of(indices))
+        predicted = adjustment.expected(pile.statistics[:, :, 0])
+        sides.append(np.stack([predicted, predicted + adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])]))
+    rows = candidates[: len(record.arrays.candidates)]  # those that could not be read come last
+    judged = np.array([row.p_value is not None for row in rows], bool)
+    verdicts = [row.verdict for row in rows if row.p_value is not None]
+    return draw_difficulty(sides[0], sides[1][:, judged], verdicts)
+
+
+def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict]) -> AuditFigure | None:
+    """Scores against what the pictures alone predict of them, with the diagonal; None without a finite held-out image.
+
+    Args:
+      heldout: of each held-out image what the picture predicts, and its score [2, n]; NaN where there is none.
+      candidates: the same of the candidates [2, m]; none of them where p-values are withheld.
+      verdicts: on each of them [m].
+    """
+    figure, axes = _new()
+    given, numbers = np.array(verdicts, object), []
+    sides = {"held-out": ((MUTED, "."), heldout)}
+    sides |= {one.split(" of ")[0]: (look, candidates[:, given == one]) for one, look in _VERDICT_LOOKS.items()}
+    for name, ((color, marker), points) in sides.items():
+        x, y = points[:, np.all(np.isfinite(points), axis=0)]
+        if x.size:
+            every = max(1, x.size // _MOST_POINTS)
+            axes.plot(x[::every], y[::every], marker, color=color, ms=3.5, alpha=0.8, label=name)
+            numbers.append([name, str(x.size), f"{100 * np.mean(y < x):.1f}", f"{np.median(y - x):.3g}"])
+    if not numbers or numbers[0][0] != "held-out":
+        return None
+    start = float(np.nanmedian(heldout[0]))
+    axes.axline((start, start), slope=1, color=INK, lw=0.8)
+    axes.text(0.98, 0.03, "members lie below the line", ha="right", color=MUTED, size=6.5, transform=axes.transAxes)
+    axes.set(xlabel="score that the picture alone predicts", ylabel="score (lower = more like training)")
+    figures.legend_below(figure, axes)
+    return AuditFigure(
+        "difficulty",
+        figure,
+        "Is the score low for such a picture?",
+        "Some pictures are easy and score low whether the model saw them or not. The line is what a picture alone "
+        "predicts: what counts is how far below it an image lies.",
+        f"Scores against what the picture alone predicts; {numbers[0][2]} per cent of held-out images lie below it.",
+        Numbers(["Images", "how many", "below the line, %", "median distance from the line"], numbers),
     )
 
 

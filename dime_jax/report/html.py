@@ -11,7 +11,7 @@ import io
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jinja2
 import markupsafe
@@ -30,8 +30,9 @@ from dime_jax.protocol.record import Record
 from dime_jax.report import audit_figures, figures
 
 PAGE = "report.html"
-SHOWN_ROWS = 500  # candidates that are shown at once; a button shows the others
+MOST_CARDS = 200  # candidates in the gallery; the table has them all
 
+_COARSE = 64  # a picture of fewer pixels a side is shown with sharp pixels
 _COLORS = {
     audit_figures.INK: "var(--ink)",
     audit_figures.MUTED: "var(--muted)",
@@ -40,23 +41,24 @@ _COLORS = {
     audit_figures.SECOND: "var(--second)",
     "#ffffff": "var(--paper)",
 }
-_VERDICT_CLASSES = {Verdict.EVIDENCE: "verdict-yes", Verdict.CANNOT_TELL: "verdict-unclear", Verdict.NO_EVIDENCE: ""}
+_VERDICT_CLASSES = {Verdict.EVIDENCE: "yes", Verdict.CANNOT_TELL: "unclear", Verdict.NO_EVIDENCE: "no"}
 
 
 def write_report(record: Record, findings: Findings) -> None:
     """Draw the figures of an audit as figures/*.png and *.svg, and write report.html with them in it."""
-    results = findings.results
+    results, pictures = findings.results, _thumbnails(record)
     drawn = audit_figures.draw_all(record, results, findings.candidates)
     page = render(
         "audit.html",
         results=results,
         row=results.deciding_row,
         asked=plain_object(results.settings),
-        candidates=_candidate_rows(record, findings.candidates),
+        candidates=sorted(findings.candidates, key=_rank),
+        cards=_cards(record, findings.candidates, pictures),
+        coarse=max(record.arrays.thumbnails.pictures.shape[1:3]) < _COARSE,
         verdict_classes=_VERDICT_CLASSES,
-        shown=SHOWN_ROWS,
         figures=_save_figures(drawn, record.directory / "figures"),
-        gallery=_gallery(record),
+        extremes=_extremes(record, pictures),
         floor=40 if min((row.auc.low for row in results.results), default=1.0) >= 0.4 else 0,
     )
     _files.write_atomically(record.directory / PAGE, page.encode())
@@ -71,7 +73,6 @@ def write_comparison(directory: pathlib.Path, results: DeletionFindings, candida
         results=results,
         asked=plain_object(results.facts.settings),
         candidates=sorted(candidates, key=lambda row: row.p_before or 2),
-        shown=SHOWN_ROWS,
         figures=_save_figures([drawn], directory / "figures"),
     )
     _files.write_atomically(directory / PAGE, page.encode())
@@ -88,7 +89,7 @@ def render(template: str, **values: object) -> str:
     )
     words: list[Callable[..., str]] = [wording.percent, wording.interval, wording.points, wording.p_text]
     environment.filters.update({function.__name__: _unbroken_words(function) for function in words})
-    environment.filters.update(number=_number, unbroken=_unbroken, asked_captions=wording.asked_captions)
+    environment.filters.update(number=_number, odds=_odds, unbroken=_unbroken, asked_captions=wording.asked_captions)
     environment.globals.update(describe_attack=describe_attack, DIME=DIME)
     script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
     style = (importlib.resources.files("dime_jax.report") / "page.css").read_text(encoding="utf-8")
@@ -135,23 +136,30 @@ def _save_figures(
     return shown
 
 
-def _candidate_rows(record: Record, candidates: Sequence[CandidateRow]) -> list[tuple[CandidateRow, str | None]]:
-    """Candidates with their thumbnails, most member-like first."""
-    thumbnails = _thumbnails(record)
-    indices = record.arrays.candidates.tolist()
-    # Those that could not be read come last, and have no picture.
-    shown = [(row, thumbnails.get(index)) for index, row in itertools.zip_longest(indices, candidates)]
-    return sorted(shown, key=lambda one: np.inf if one[0].p_value is None else one[0].p_value)
+def _cards(
+    record: Record, candidates: Sequence[CandidateRow], pictures: Mapping[int, str]
+) -> list[tuple[CandidateRow, str | None, int]]:
+    """The first candidates, each with its picture, if there is one, and its place among the names."""
+    # Those that could not be read have no index, and no picture.
+    known = itertools.zip_longest(candidates, record.arrays.candidates.tolist())
+    first = sorted(known, key=lambda one: _rank(one[0]))[:MOST_CARDS]
+    names = sorted(row.id for row, _ in first)
+    return [(row, pictures.get(index), names.index(row.id)) for row, index in first]
 
 
-def _gallery(record: Record) -> list[tuple[str, list[str]]]:
-    thumbnails, extremes = _thumbnails(record), record.arrays.thumbnails
+def _rank(row: CandidateRow) -> tuple[bool, float]:
+    """Those with evidence first, then by p-values; who has none comes last."""
+    return row.verdict != Verdict.EVIDENCE, np.inf if row.p_value is None else row.p_value
+
+
+def _extremes(record: Record, pictures: Mapping[int, str]) -> list[tuple[str, list[str]]]:
+    kept = record.arrays.thumbnails
     rows = (
-        ("Members with the strongest evidence", extremes.members_found),
-        ("Held-out images least like training images", extremes.heldout_cleared),
-        ("Held-out images most like training images: the false alarms", extremes.heldout_mistaken),
+        ("Members with the strongest evidence", kept.members_found),
+        ("Held-out images least like training images", kept.heldout_cleared),
+        ("Held-out images most like training images: the false alarms", kept.heldout_mistaken),
     )
-    return [(title, [thumbnails[index] for index in row.tolist()]) for title, row in rows if len(row)]
+    return [(title, [pictures[index] for index in row.tolist()]) for title, row in rows if len(row)]
 
 
 def _thumbnails(record: Record) -> dict[int, str]:
@@ -170,3 +178,8 @@ def _unbroken_words(function: Callable[..., str]) -> Callable[..., str]:
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}g}"
+
+
+def _odds(p: float) -> str:
+    """ "1 in 250", "45 in 100"."""
+    return f"1 in {1 / max(p, 1e-6):,.0f}" if p < 0.1 else f"{100 * p:.0f} in 100"

@@ -11,9 +11,3 @@ for (const button of document.querySelectorAll("th button")) {
     body.append(...(descending ? rows.reverse() : rows));
   });
 }
-for (const button of document.querySelectorAll("button.show-all")) {
-  button.addEventListener("click", () => {
-    for (const row of document.getElementById(button.dataset.table).querySelectorAll("tr[hidden]")) row.hidden = false;
-    button.remove();
-  });
-}

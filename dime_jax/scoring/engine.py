@@ -157,7 +157,7 @@ def score(
     index = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
     validate.check_not_empty(index, "indices")
     if np.unique(index).size != index.size:
-        raise ValueError(f"expected each of the {index.size} indices once, got {np.unique(index).size} different ones")
+        raise ValueError(f"the {index.size} indices must be unique, got {np.unique(index).size} different ones")
     transform = transform or data.transform_for(source, denoiser.image_shape)
     _check_conditions(denoiser, plan)
     _check_labels(denoiser, source, index)
@@ -340,7 +340,7 @@ def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) ->
     if denoiser.num_classes is None:
         return
     if source.labels is None:
-        raise ValueError(f"{denoiser.name} is class-conditional: expected class labels in {source.name}, got none")
+        raise ValueError(f"{denoiser.name} is class-conditional, but {source.name} has no class labels")
     wrong = [label for label in source.labels[index] if not 0 <= label < denoiser.num_classes]
     if wrong:
-        raise ValueError(f"expected 0 <= label < {denoiser.num_classes} in {source.name}, got label={wrong[0]}")
+        raise ValueError(f"labels in {source.name} must be >= 0 and < {denoiser.num_classes}, got {wrong[0]}")

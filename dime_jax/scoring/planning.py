@@ -89,7 +89,7 @@ class Plan:
 def make_plan(jobs: Sequence[Job], schedule: NoiseSchedule) -> Plan:
     """Share the calls of all jobs, and check them against the schedule before anything is asked."""
     if not jobs:
-        raise ValueError("expected at least one attack setting to run, got none")
+        raise ValueError("there must be at least one attack setting to run, got none")
     readings = sorted({reading for job in jobs for reading in job.recipe.readings}, key=str)
     trees = grow_trees(readings)
     names: dict[Call, list[str]] = {}
@@ -188,8 +188,8 @@ def check_offered(attacks: Iterable[Attack], conditions: Collection[str]) -> Non
         missing = [name for name in attack.conditions if name not in conditions]
         if missing:
             raise ValueError(
-                f"attack {attack.name} is for text-conditioned models: expected one that can be asked under "
-                f"{', '.join(missing)}, this one offers {', '.join(conditions)}"
+                f"attack {attack.name} is for text-conditioned models: it asks under "
+                f"{', '.join(missing)}, and this one offers only {', '.join(conditions)}"
             )
 
 

@@ -79,7 +79,7 @@ class Ledger:
                 raise BudgetExceeded(f"the query budget is used up: {len(index)} more are needed, {rest} are left")
             images = index[index != NO_IMAGE]
             if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
-                raise BudgetExceeded(f"expected at most {self._per_image} queries per image, one more is needed")
+                raise BudgetExceeded(f"queries per image must be <= {self._per_image}, the limit: one more is needed")
             left = entry = np.asarray(index, _ENTRY).tobytes()
             try:
                 while left:
@@ -162,7 +162,7 @@ def allowance(
         spent = spent_per_image(directory, len(needed))[index]
         most = int(np.max(np.where(needed[index] > 0, spent + needed[index], 0)))
         if most > budget.per_image:
-            raise BudgetExceeded(f"expected at most {budget.per_image} queries per image, the plan takes {most}")
+            raise BudgetExceeded(f"queries per image must be <= {budget.per_image}, the limit: the plan takes {most}")
     if budget.total is None:
         return None
     planned, left = int(needed[index].sum()), max(0, budget.total - queries_made(directory))

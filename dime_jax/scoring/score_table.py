@@ -138,7 +138,7 @@ def merge(directory: pathlib.Path, units: int, index: np.ndarray) -> None:
         place[index] = np.arange(len(index))
         order = shards.column(table, "unit") * len(index) + place[shards.column(table, "index")]
         if not np.array_equal(np.sort(order), np.arange(units * len(index))):
-            raise ValueError(f"{directory}: expected {units * len(index)} rows, each once, got {len(order)}")
+            raise ValueError(f"{directory}: there must be {units * len(index)} different rows, got {len(order)}")
         seconds = sum(shards.seconds(content) for content in _finished_shards(sealed).values())
         rows = table.take(np.argsort(order)).replace_schema_metadata(None)
         _files.write_atomically(directory / _SCORES, shards.encode(rows))

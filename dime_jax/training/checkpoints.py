@@ -53,7 +53,7 @@ class TrainingCheckpoints:
         """Write the state and the JSON-able position of the input pipeline; returns when they are on disk."""
         needed, free = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), shutil.disk_usage(self._directory).free
         if free < needed:
-            raise ValueError(f"expected {needed:,} bytes free in {self._directory} for a training state, got {free:,}")
+            raise ValueError(f"a training state needs {needed:,} bytes free in {self._directory}, got {free:,}")
         with one_line(self._directory / str(step), "written"):
             self._checkpointer.save(step, state, custom_metadata={"inputs": inputs}, force=True)
 

@@ -135,7 +135,7 @@ def poisson_batches(count: int, batch_size: int, steps: int, seed: int) -> np.nd
       seed: of the draws.
     """
     if batch_size > count:
-        raise ValueError(f"expected batch_size={batch_size} of at most the {count} images, to draw them by chance")
+        raise ValueError(f"batch_size must be <= {count}, the images that it is drawn from, got {batch_size}")
     sampling = batch_selection.CyclicPoissonSampling(sampling_prob=batch_size / count, iterations=steps)
     drawn = list(sampling.batch_iterator(count, np.random.default_rng((seed, _BATCHES))))
     rows = max(1, *map(len, drawn))
@@ -296,7 +296,7 @@ def train_privately(
 def check_no_batch_statistics(variables: Mapping[str, PyTree]) -> None:
     """Refuse networks with batch normalisation; group and layer normalisation see one image at a time."""
     if "batch_stats" in variables:
-        raise ValueError("expected a network without batch statistics for DP-SGD, got batch_stats: use GroupNorm")
+        raise ValueError("DP-SGD needs a network without batch statistics, got batch_stats: use GroupNorm")
 
 
 def spent_budget(privacy: Privacy, recipe: TrainingRecipe, count: int) -> JsonObject:

@@ -44,7 +44,7 @@ def read_examples(
     transform = data.transform_for(source, spec.image_shape)
     classes = None if spec.denoiser.num_classes is None else source.labels
     if spec.denoiser.num_classes is not None and classes is None:
-        raise ValueError(f"expected labels in {source.name} for a class-conditional network, got none")
+        raise ValueError(f"the network is class-conditional, but {source.name} has no labels")
 
     def load(drawn: np.ndarray) -> Examples:
         share = len(drawn) // jax.process_count()

@@ -101,7 +101,7 @@ def train(
     method = method or shuffled_method(recipe, len(members))
     mesh = data_mesh(options.devices)
     if len(method.draws[0]) % mesh.size:
-        raise ValueError(f"expected a batch size divisible by {mesh.size} devices, got {len(method.draws[0])}")
+        raise ValueError(f"batch_size must be divisible by {mesh.size}, the devices, got {len(method.draws[0])}")
     batches = inputs.read_examples(method.draws, source, members, spec)
     facts = {
         "spec": spec.to_json(),
@@ -119,7 +119,7 @@ def train(
             batches.set_state(position)
         first = int(state.step)
         if first > recipe.steps:
-            raise ValueError(f"{workdir} holds a run of {first} updates: expected steps={recipe.steps} to be no fewer")
+            raise ValueError(f"steps must be >= {first}, the updates of the run in {workdir}, got {recipe.steps}")
         with Log(directory, first, recipe.steps, len(method.draws[0]), options.silent) as log:
             for number in range(first + 1, recipe.steps + 1):
                 examples = inputs.on_devices(next(batches), mesh)
@@ -156,9 +156,9 @@ def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:
         different = [name for name in facts if there.get(name) != facts[name]]
         if different:
             changes = ", ".join(_changes(there.get(name), facts[name], name) for name in different)
-            raise ValueError(f"{directory} holds another run, expected the same: {changes}")
+            raise ValueError(f"{directory} holds another run, which differs: {changes}")
     elif (workdir / "model").exists():
-        raise ValueError(f"{workdir / 'model'} exists already and was not trained here: expected a new workdir")
+        raise ValueError(f"{workdir / 'model'} exists already and was not trained here: choose a new workdir")
     elif jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())

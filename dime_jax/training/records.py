@@ -68,7 +68,7 @@ class Log:
         losses = np.array(jax.device_get(self._losses))
         if not np.all(np.isfinite(losses)):
             bad = step - len(losses) + 1 + int(np.argmin(np.isfinite(losses)))
-            raise ValueError(f"expected a finite loss, got {losses[~np.isfinite(losses)][0]} in update {bad}")
+            raise ValueError(f"the loss must be finite, got {losses[~np.isfinite(losses)][0]} in update {bad}")
         timed, now = len(losses) - self._timed_from, time.monotonic()
         rate = round(timed * self._batch_size / (now - self._start), 1) if timed else None
         line = {"step": step, "loss": float(losses.mean()), "images_per_second": rate}

@@ -42,7 +42,7 @@ def test_a_place_that_cannot_be_written_to_is_a_warning(tmp_path):
     said, environment = [], {"DIME_JAX_CACHE": str(tmp_path / "file")}
     assert compilation_cache.use(said.append, environment) is None
     assert "JAX_COMPILATION_CACHE_DIR" not in environment
-    assert said[0].startswith("warning: compiled programs are not kept: cannot write to")
+    assert said[0].startswith("warning: compiled programs are not cached: cannot write to")
 
 
 @pytest.mark.slow

@@ -53,5 +53,5 @@ def test_no_change_of_a_byte_passes(tmp_path):
 
 @pytest.mark.parametrize("key", ["digest", "digests"])
 def test_contents_may_not_use_the_names_of_digests(key):
-    with pytest.raises(ValueError, match="expected contents without the keys"):
+    with pytest.raises(ValueError, match="contents must not have the keys"):
         digests.seal({key: 1}, {})

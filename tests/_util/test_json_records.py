@@ -81,25 +81,25 @@ def test_numbers_as_json_has_them():
     assert plain((np.float32(0.5), np.int64(3), np.bool_(True), np.arange(2))) == [0.5, 3, True, [0, 1]]
     assert plain([np.nan, np.inf, float("-inf")]) == [None, None, None]
     assert np.isnan(parse(Point, {"x": None}, "file").x)
-    with pytest.raises(TypeError, match="expected something that JSON has, got object"):
+    with pytest.raises(TypeError, match="JSON cannot hold a value of type object"):
         plain(object())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": 1}, "expected file.name to be text, got '1'"),
-        ({"flag": 1}, "expected file.flag to be true or false, got '1'"),
-        ({"count": True}, "expected file.count to be a number, got 'True'"),
-        ({"count": 1.5}, "expected file.count to be a number"),
-        ({"count": None}, "expected file.count to be a number, got 'None'"),
-        ({"colour": "blue"}, "expected file.colour to be one of red, got 'blue'"),
-        ({"points": [{"x": 0.5}, {"y": 1}]}, r"expected file.points\[1\] to have 'x', it has y"),
-        ({"points": {}}, "expected file.points to be a list"),
-        ({"corners": [1]}, "expected file.corners to be a list of 2, got 1"),
-        ({"sizes": {"t": "70"}}, "expected file.sizes.t to be a number, got '70'"),
-        ({"pair": []}, r"expected file.pair to be an object, got '\[\]'"),
-        ({"pair": {"first": {"x": "<b>"}, "second": None}}, "expected file.pair.first.x to be a number, got '<b>'"),
+        ({"name": 1}, "file.name must be text, got '1'"),
+        ({"flag": 1}, "file.flag must be true or false, got '1'"),
+        ({"count": True}, "file.count must be a number, got 'True'"),
+        ({"count": 1.5}, "file.count must be a number"),
+        ({"count": None}, "file.count must be a number, got 'None'"),
+        ({"colour": "blue"}, "file.colour must be one of red, got 'blue'"),
+        ({"points": [{"x": 0.5}, {"y": 1}]}, r"file.points\[1\] must have 'x', it has y"),
+        ({"points": {}}, "file.points must be a list"),
+        ({"corners": [1]}, "file.corners must be a list of 2, got 1"),
+        ({"sizes": {"t": "70"}}, "file.sizes.t must be a number, got '70'"),
+        ({"pair": []}, r"file.pair must be an object, got '\[\]'"),
+        ({"pair": {"first": {"x": "<b>"}, "second": None}}, "file.pair.first.x must be a number, got '<b>'"),
     ],
 )
 def test_what_is_of_another_type_is_named(change, message):
@@ -109,7 +109,7 @@ def test_what_is_of_another_type_is_named(change, message):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="expected file to have 'flag', it has name"):
+    with pytest.raises(ValueError, match="file must have 'flag', it has name"):
         parse(Whole, {"name": "a"}, "file")
 
 

@@ -106,7 +106,7 @@ def test_secmi_as_the_paper_prints_it(schedule, levels):
         (lambda s: dj.sima_mc(eps_fn, s, X, NOISE[0], 5), r"noise must have shape \[\*, 3, 4, 4, 2\]"),
         (lambda s: dj.loss(eps_fn, s, X, NOISE, 5), r"noise must have shape \[3, 4, 4, 2\], got \[5, 3, 4, 4, 2\]"),
         (lambda s: dj.loss(eps_fn, s, X, NOISE[0], -1), "t must be >= 0 and < 1000, got -1"),
-        (lambda s: dj.pia(eps_fn, s, X[0, 0, 0], 5), r"expected images of shape \[B, ...\]"),
+        (lambda s: dj.pia(eps_fn, s, X[0, 0, 0], 5), r"images must have shape \[B, ...\]"),
     ],
 )
 def test_bad_input_is_named(schedule, call, message):

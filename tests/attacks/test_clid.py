@@ -86,6 +86,6 @@ def test_it_is_planned_for_models_that_offer_its_conditions():
     plain = {job.attack.name for job in planning.grid_jobs(None, "quick")}
     worded = {job.attack.name for job in planning.grid_jobs(None, "quick", conditions=TEXT_CONDITIONS)}
     assert worded - plain == {"clid"}
-    with pytest.raises(ValueError, match="attack clid is for text-conditioned models: expected one that can be asked"):
+    with pytest.raises(ValueError, match="attack clid is for text-conditioned models: it asks under"):
         planning.grid_jobs(["clid"], "quick")
     assert "clid" in attacks.attack_names()

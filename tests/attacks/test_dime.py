@@ -153,10 +153,10 @@ def test_level_bias_is_first_order_where_eps_vanishes(schedule):
         ({"probes": np.ones((0, 3, 6), np.float32)}, "probes must not be empty"),
         (
             {"x": np.ones((3, 6), np.int32)},
-            r"expected images of shape \[B, ...\] in floating point, got int32 \[3, 6\]",
+            r"images must have shape \[B, ...\] and a floating type, got int32 \[3, 6\]",
         ),
         ({"x": np.ones((0, 6), np.float32), "probes": np.ones((1, 0, 6))}, "images must not be empty"),
-        ({"eps_fn": lambda g, t: g[:, :2]}, r"expected eps_fn to return shape \[3, 6\], got \[3, 2\]"),
+        ({"eps_fn": lambda g, t: g[:, :2]}, r"eps_fn must return shape \[3, 6\], got \[3, 2\]"),
     ],
 )
 @pytest.mark.parametrize("terms", [dj.dime_terms, dj.dime_central_terms])

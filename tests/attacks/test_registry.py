@@ -97,7 +97,7 @@ def test_a_users_attack_joins_the_registry(monkeypatch):
 
 @pytest.mark.parametrize("given", [{}, {"run": lambda *all: None}, {"queries": lambda setting: 1}])
 def test_an_attack_needs_a_recipe_or_run_and_queries(given):
-    with pytest.raises(ValueError, match="expected attack 'mine' with a recipe, or with run and queries"):
+    with pytest.raises(ValueError, match="attack 'mine' must have a recipe, or run and queries"):
         attacks.Attack("mine", "Mine", "me", grids={"quick": [{}]}, **given)
 
 
@@ -109,7 +109,7 @@ def test_an_attack_needs_a_recipe_or_run_and_queries(given):
             lambda: attacks.get_attack("dime").settings("huge", 1),
             "unknown profile 'huge'; expected one of paper, quick",
         ),
-        (lambda: attacks.get_attack("dime").settings("quick"), "expected a query tier >= 1 for dime, got None"),
+        (lambda: attacks.get_attack("dime").settings("quick"), "the query tier of dime must be >= 1, got None"),
     ],
 )
 def test_bad_input_is_named(call, message):

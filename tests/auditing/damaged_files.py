@@ -23,7 +23,7 @@ from dime_jax.report import html
 SHAPE = (4, 4, 1)
 TABLE = ("manifest.json", "schedule.npz", "scores.parquet", "queries-0.bin")
 RUN = ("run.json", "halves.npz", "calibration.json")
-ATTACKS = ("--attacks", "sima_l4", "dime", "--queries", "2")
+ATTACKS = ("--attacks", "sima_l4", "dime", "--queries", "3")
 FLIPS = 2
 INTRODUCTION = "model mine (a test)\n"
 
@@ -90,7 +90,7 @@ def make(directory, images, seed):
     for name in ("members", "heldout", "candidates"):
         np.savez(images / f"{name}.npz", images=rng.integers(0, 256, (24 + 2 * seed, *SHAPE), dtype=np.uint8))
     sources = {name: str(images / f"{name}.npz") for name in ("members", "heldout", "candidates")}
-    settings = {"attacks": ("sima_l4", "dime"), "queries": (2,), "seed": seed}
+    settings = {"attacks": ("sima_l4", "dime"), "queries": (3,), "seed": seed}
     settings["options"] = scoring.ScoringOptions(silent=True)
     audit = auditing.AuditConfig(directory / "report", model(seed), **sources, decide_with="sima_l4@1", **settings)
     auditing.audit(audit)

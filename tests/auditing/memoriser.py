@@ -46,7 +46,7 @@ def memoriser(train, name="memoriser", num_classes=None, labels=None):
 def config(output, **settings):
     defaults = {
         "attacks": ATTACKS,
-        "queries": (2,),
+        "queries": (3,),
         "grid": GRID,
         "options": scoring.ScoringOptions(silent=True, micro_batch=64),
     }

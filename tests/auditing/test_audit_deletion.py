@@ -65,9 +65,10 @@ def test_it_is_written_again_without_the_models(result, directory):
 def test_nothing_deleted_remains(tmp_path, monkeypatch):
     monkeypatch.setattr(html, "write_comparison", lambda directory, *_: directory / "report.html")
     twin = memoriser(np.concatenate([DELETED, KEPT]), "twin")
-    results = auditing.compare(config(tmp_path, model=WITH, **ROLES), twin).results  # no members: theory weights
+    results = auditing.compare(config(tmp_path, model=WITH, **ROLES), twin).results  # no members: the fixed rule
     assert results["verdict"] == "evidence of membership remains"
-    assert results["facts"]["theory_setting"] == {"t": 70, "gamma": 0.1, "q": 1}
+    assert results["facts"]["fixed_setting"] == {"t_loss": 150, "t_level": 50, "gamma_level": 0.1}
+    assert results["facts"]["adjusted"]
     assert results["flagged"] == {"before": 10, "after": 10}
 
 

@@ -73,8 +73,8 @@ def lying_tokenizer(folder):
             "is not a diffusers folder: no config.json, and no unet/ or transformer/ in it",
         ),
         (lambda folder: remove_part(folder, "text_encoder"), "text_encoder/config.json"),
-        (lambda folder: remove_part(folder, "tokenizer"), "expected tokenizer.json, or vocab.json and merges.txt"),
-        (lambda folder: (folder / "unet" / WEIGHTS).unlink(), "expected diffusion_pytorch_model.safetensors or"),
+        (lambda folder: remove_part(folder, "tokenizer"), "must hold tokenizer.json, or vocab.json and merges.txt"),
+        (lambda folder: (folder / "unet" / WEIGHTS).unlink(), "must hold diffusion_pytorch_model.safetensors or"),
         (narrow, "conv_in.bias"),
         (lying_tokenizer, "1000000"),
         (
@@ -104,7 +104,7 @@ def test_a_hub_name_that_does_not_exist(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     refused(capsys, audit(tmp_path, "hf:nobody/nothing"), "hf:nobody/nothing: ")
-    refused(capsys, audit(tmp_path, "hf:nobody"), "expected hf:owner/name or hf:owner/name@revision")
+    refused(capsys, audit(tmp_path, "hf:nobody"), "Hub names must be hf:owner/name or hf:owner/name@revision")
 
 
 def test_images_without_captions(tmp_path, capsys):

@@ -167,8 +167,8 @@ def test_the_report_works_without_the_file(finished, nudge, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"path": "{inside}"}, "it lies in the directory of the run, from which nothing is executed"),
-        ({"path": "{link}"}, "it lies in the directory of the run"),
+        ({"path": "{inside}"}, "it is in the directory of the run, from which nothing is executed"),
+        ({"path": "{link}"}, "it is in the directory of the run"),
         ({"path": "nudge.py"}, "it is not there"),
         ({"digest": "00"}, "it has changed since"),
         ({"owner": -1}, "it belongs to another user"),
@@ -216,8 +216,8 @@ def test_stages_of_the_command_line(tmp_path, nudge, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no attack module .*mine.py: expected a Python file that registers attacks"),
-        ("x = 1\n", "mine.py registers no attack: expected dime_jax.register_attack"),
+        (None, "no attack module .*mine.py: name a Python file that registers attacks"),
+        ("x = 1\n", "mine.py registers no attack: it must call dime_jax.register_attack"),
         ("x = 1\n\n1 / 0\n", "mine.py, line 3: ZeroDivisionError: division by zero"),
         ("x = 1\ndef f(:\n", "mine.py, line 2: SyntaxError"),
         ("import sys\nsys.exit(0)\n", "mine.py, line 2: SystemExit: 0"),
@@ -225,7 +225,10 @@ def test_stages_of_the_command_line(tmp_path, nudge, monkeypatch, capsys):
             AS_CALLS.replace('name="nudge"', 'name="dime"'),
             r"line \d+: ValueError: an attack named 'dime' is registered already",
         ),
-        (AS_CALLS.replace('name="nudge"', 'name="../x"'), "expected an attack's name of letters, digits, _ and -, got"),
+        (
+            AS_CALLS.replace('name="nudge"', 'name="../x"'),
+            "an attack's name must consist of letters, digits, _ and -, got",
+        ),
         (AS_FUNCTION + AS_CALLS.replace('name="nudge"', 'name="odd"'), "an attack named 'odd' is registered already"),
     ],
 )

@@ -11,6 +11,7 @@ from dime_jax.auditing import cost
 from dime_jax.auditing.images import open_images
 from dime_jax.data.variations import VARIATIONS
 from dime_jax.findings import json_files, wording
+from dime_jax.protocol.calibration import to_adjust
 from dime_jax.scoring.query_ledger import Budget
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -62,14 +63,22 @@ def test_held_out_images_are_given_the_same_chances(result, directory, rows):
 
 
 def test_adjusted_p_values_compare_best_with_best(result, directory, rows):
-    record, found = json_files.read_record(directory), result.findings.candidates.adjusted
-    known, (scores, heldout) = record.arrays.known_statistics, record.varied()
-    adjust = evidence.fit_adjustment(record.calibration_scores().heldout, known.calibration)
-    expected = evidence.conformal_p_values(
-        adjust(scores.best, record.arrays.statistics.candidates), adjust(heldout.best, known.heldout)
-    )
-    np.testing.assert_allclose([float(row["p_adjusted"]) for row in rows], expected)
-    assert (found.missing, found.members, found.power) == ("", 0, ())  # no variations of members were asked about
+    """Each version enters the fit with its own statistics, and the lowest residual of an image counts."""
+    record = json_files.read_record(directory)
+    frozen = to_adjust(record.decider)
+    candidates, heldout = record.piles(frozen, record.candidates)
+    versions = 1 + len(VARIATIONS)
+    assert candidates.scores.shape == (1, len(CANDIDATES), versions)
+    expected = []
+    for place in range(len(CANDIDATES)):
+        scores = np.concatenate([heldout.scores[0], candidates.scores[0, [place]]])
+        pictures = np.concatenate([heldout.statistics[0], candidates.statistics[0, [place]]])
+        left = evidence.difficulty_residuals(scores.reshape(-1), pictures.reshape(len(scores) * versions, -1))
+        lowest = left.reshape(-1, versions).min(axis=1)
+        expected.append(np.mean(lowest <= lowest[-1]))
+    column = "p_not_used" if record.decider.plain else "p_value"
+    np.testing.assert_allclose([float(row[column]) for row in rows], expected)
+    assert result.findings.candidates.power == ()  # no variations of members were asked about
 
 
 def test_queries_and_digests_count_the_variations(result, directory):

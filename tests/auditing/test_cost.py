@@ -45,7 +45,7 @@ def test_the_expected_queries_are_those_of_the_audit_or_more(tmp_path, decide_wi
 def test_without_members_there_are_only_candidates(tmp_path):
     settings = config(tmp_path, model=MODEL, heldout=ROLES["heldout"], candidates=ROLES["candidates"])
     expected = cost.expected(settings, open_images(settings, MODEL), MODEL.schedule)
-    assert expected == cost.Cost(0, 0, 66 * 2, 1, 60, 2)
+    assert expected == cost.Cost(0, 0, 66 * 3, 1, 60, 3)
 
 
 def test_a_slow_model_says_early_what_it_will_take(tmp_path, capsys, monkeypatch):
@@ -101,10 +101,9 @@ class TestAnnouncement:
         assert "it chooses from 6 attack settings instead of 12" in loss
         assert "among 140 held-out images instead of 450, so that no p-value is below 0.0071 instead of 0.0022" in loss
 
-    def test_without_members_it_asks_less(self, tmp_path):
+    def test_without_members_nothing_asks_less_than_three_queries(self, tmp_path):
         roles = {name: ROLES[name] for name in ("heldout", "candidates")}
-        _, _, loss = self.lines(config(tmp_path, model=MODEL, queries=None, attacks=None, **roles), 10.0)
-        assert loss == "it is less sensitive: it asks at most 2 queries about a candidate instead of 11"
+        assert len(self.lines(config(tmp_path, model=MODEL, queries=None, attacks=None, **roles), 10.0)) == 1
 
     @pytest.mark.parametrize("change", [{"profile": "light"}, {"attacks": ("sima_mc_norms",), "queries": (10,)}])
     def test_where_nothing_is_lighter_nothing_is_advised(self, tmp_path, change):
@@ -117,4 +116,5 @@ def test_the_light_profile_is_a_whole_audit(tmp_path):
     ).results
     assert {row["attack"] for row in results["results"]} >= {"loss", "secmi", "sima_l4", "dime", "dime_central"}
     assert {row["queries_per_image"] for row in results["results"] if row["attack"] == "dime"} == {2}
-    assert np.unique([row["setting"]["t"] for row in results["results"]]).tolist() in ([70], [120], [70, 120])
+    times = [row["setting"]["t"] for row in results["results"] if "t" in row["setting"]]
+    assert np.unique(times).tolist() in ([70], [120], [70, 120])

@@ -110,7 +110,7 @@ def test_pytorch_files_and_half_precision(tmp_path):
 @pytest.mark.parametrize("contents", [{7: np.zeros((2, 2), np.float32)}, {"a": 1}, {}, [np.zeros(2, np.float32)]])
 def test_what_holds_no_tensors_by_name_is_refused(tmp_path, contents):
     write_zip(tmp_path / "x.bin", contents)
-    with pytest.raises(ValueError, match=r"x\.bin: expected a LoRA file: tensors by name"):
+    with pytest.raises(ValueError, match=r"x\.bin: not a LoRA file: it must hold tensors by name"):
         _ = Lora(tmp_path / "x.bin").updates
 
 
@@ -130,19 +130,19 @@ DOWN, UP = ATTENTION[0][ONE]
         ({"lora_te2_text_model_x.lora_up.weight": UP}, "not supported, because .* SDXL"),
         ({"transformer.x.lora_A.weight": UP}, "not supported, because .* transformer"),
         ({"something.weight": UP}, "unknown LoRA tensor something.weight"),
-        ({"lora_unet_x.lora_up.weight": UP}, "expected a down and an up factor"),
-        ({"unet.conv_in.alpha": np.ones((), np.float32)}, "expected a down and an up factor"),
+        ({"lora_unet_x.lora_up.weight": UP}, "each layer must have a down and an up factor"),
+        ({"unet.conv_in.alpha": np.ones((), np.float32)}, "each layer must have a down and an up factor"),
         (
             {"unet.nowhere.lora_A.weight": DOWN, "unet.nowhere.lora_B.weight": UP},
             "unet.nowhere.lora_[AB].* no such layer",
         ),
         ({"text_encoder.x.lora_A.weight": DOWN, "text_encoder.x.lora_B.weight": UP}, "the text_encoder has no such"),
         ({f"unet.{ONE}.lora_A.weight": DOWN[:, :-1], f"unet.{ONE}.lora_B.weight": UP}, "must update a weight of shape"),
-        ({f"unet.{ONE}.lora_A.weight": DOWN[:-1], f"unet.{ONE}.lora_B.weight": UP}, "expected factors"),
+        ({f"unet.{ONE}.lora_A.weight": DOWN[:-1], f"unet.{ONE}.lora_B.weight": UP}, "factors at .* must be"),
         ({f"unet.{ONE}.lora_A.weight": DOWN.astype(np.int64), f"unet.{ONE}.lora_B.weight": UP}, "floating-point"),
         (
             {**spellings.peft({ONE: (DOWN, UP)}, {}), f"unet.{ONE}.lora_A.default.weight": DOWN + 1},
-            "expected one tensor for each factor",
+            "each factor of a layer must be one tensor",
         ),
         (spellings.peft({ONE: (DOWN, UP * np.float32(np.nan))}, {}), "values NaN"),
     ],
@@ -162,7 +162,7 @@ def test_refusals(tensors, message, tmp_path):
         ({"bias": "all"}, "cannot honour bias=all"),
         ({"modules_to_save": ["conv_out"]}, "cannot honour modules_to_save"),
         ({"alpha_pattern": {"(a+)+": 1}}, "cannot honour the pattern"),
-        ({"lora_alpha": "x"}, "lora_alpha to be a number"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
     ],
 )
 def test_settings_that_cannot_be_honoured(config, message, tmp_path):

@@ -104,24 +104,22 @@ def refused(contents, message, wanted=None):
 
 def test_two_sets_of_which_none_is_marked_are_asked_about():
     two = {"model": OTHER, "net": STATE}
-    refused(two, r"holds 2 sets of weights not marked as EMA: expected --weights to be one of model, net")
+    refused(two, r"holds 2 sets of weights not marked as EMA: --weights must be one of model, net")
     refused(two, r"holds 2 sets of weights not marked as EMA", "raw")
     refused(two, r"has no ema weights, only model, net", "ema")
-    refused(
-        two, r"has no weights other: expected --weights to be ema, raw or a key of the file, got model, net", "other"
-    )
+    refused(two, r"has no weights other: --weights must be ema, raw or a key of the file: model, net", "other")
     chosen = weights_file.choose(Path("x.pt"), two, "net")
     assert chosen.which == "raw"
     np.testing.assert_array_equal(chosen.state["conv_in.bias"], STATE["conv_in.bias"])
     two = {"ema_0.99": OTHER, "ema_0.9999": STATE, "model": OTHER}
-    refused(two, r"holds 2 sets of weights marked as EMA: expected --weights to be one of ema_0.99, ema_0.9999")
+    refused(two, r"holds 2 sets of weights marked as EMA: --weights must be one of ema_0.99, ema_0.9999")
     chosen = weights_file.choose(Path("x.pt"), two, "ema_0.9999")
     np.testing.assert_array_equal(chosen.state["conv_in.bias"], STATE["conv_in.bias"])
 
 
 def test_an_ema_that_cannot_be_read_is_not_passed_over():
     nameless = {"model": STATE, "ema": {"decay": 0.999, "shadow_params": list(OTHER.values())}}
-    refused(nameless, r"the EMA weights under ema have no names .*: expected --weights=model to take the others")
+    refused(nameless, r"the EMA weights under ema have no names .*: give --weights=model to take the others")
     assert weights_file.choose(Path("x.pt"), nameless, "model").which == "only"
     refused({"state_dict": lit_ema(STATE)}, r"EMA weights model_ema\.\* have names without dots")
     unlike = prefixed("model.", STATE) | lit_ema({"model.another.weight": BETAS})
@@ -171,8 +169,8 @@ def test_hostile_names_end_in_one_line(name, tmp_path):
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        (2, r"expected the [0-9,]+ values of the network that it describes, got [0-9,]+"),
-        (16, r"expected number of residual blocks to be an integer in \[1, 128\], got .*330"),
+        (2, r"must hold the [0-9,]+ values of the network that it describes, got [0-9,]+"),
+        (16, r"number of residual blocks must be an integer in \[1, 128\], got 330"),
     ],
 )
 def test_a_network_far_larger_than_its_weights_is_not_built(tmp_path, blocks, message):

@@ -73,10 +73,10 @@ def test_matmuls_run_at_highest_precision(schedule):
         ),
         ("unconditional", {"t": 1000}, "t must be >= 0 and < 1000, got 1000"),
         ("unconditional", {"t": np.array([1, 2, 3])}, r"t must have shape \[2\], got \[3\]"),
-        ("unconditional", {"condition": [1, 2]}, "mine is unconditional: expected condition=None"),
-        ("conditional", {}, "mine is class-conditional: expected condition, one of 0..9 per image"),
-        ("conditional", {"condition": [1, 10]}, "expected 0 <= label < 10, got label=10"),
-        ("conditional", {"condition": [0.5, 1.0]}, "expected integer labels"),
+        ("unconditional", {"condition": [1, 2]}, "mine is unconditional: condition must be None"),
+        ("conditional", {}, "mine is class-conditional: condition must be a class in 0..9 per image"),
+        ("conditional", {"condition": [1, 10]}, "labels must be >= 0 and < 10, got 10"),
+        ("conditional", {"condition": [0.5, 1.0]}, "labels must be integers"),
         ("conditional", {"condition": [1, 2, 3]}, r"condition must have shape \[2\], got \[3\]"),
     ],
 )
@@ -91,7 +91,7 @@ def test_bad_calls_are_refused_in_one_line(request, kind, kwargs, message):
 
 def test_an_output_of_another_shape_is_refused(schedule):
     wrong = dj.Denoiser.from_function(lambda x, t: x[:1], schedule, (3,))
-    with pytest.raises(ValueError, match=r"expected eps to return an array of shape \[2, 3\], got \[1, 3\] from mine"):
+    with pytest.raises(ValueError, match=r"eps must return an array of shape \[2, 3\], got \[1, 3\] from mine"):
         wrong.eps(np.zeros((2, 3), np.float32), 0)
 
 
@@ -116,7 +116,7 @@ def test_a_condition_may_be_a_tree_of_arrays(schedule):
     tokens = {"tokens": np.arange(6.0).reshape(2, 3), "mask": np.array([1, 0])}
     np.testing.assert_array_equal(denoiser.eps(np.zeros((2, 2), np.float32), 0, tokens), [[3, 3], [0, 0]])
     for wrong, message in [
-        (None, r"denoiser is conditional: expected a condition of structure .*mask.*tokens.*, got PyTreeDef\(None\)"),
+        (None, r"denoiser is conditional: condition must have the structure .*mask.*tokens.*, got PyTreeDef\(None\)"),
         ({**tokens, "mask": np.array([1])}, r"condition\['mask'\] must have shape \[2\], got \[1\]"),
     ]:
         with pytest.raises(ValueError, match=message) as error:
@@ -125,12 +125,12 @@ def test_a_condition_may_be_a_tree_of_arrays(schedule):
 
 
 def test_a_model_without_text_embeds_no_captions(unconditional):
-    with pytest.raises(ValueError, match="mine takes no text: expected a text-conditioned model"):
+    with pytest.raises(ValueError, match="mine takes no text, so it cannot embed captions"):
         unconditional.embed(["a cat"])
 
 
 def test_another_space_needs_an_encoder(schedule):
-    with pytest.raises(ValueError, match=r"expected encode for mine: images are \(8, 8, 3\), its x is \(4, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"mine needs encode: its images are \(8, 8, 3\), its x is \(4, 4, 4\)"):
         dj.Denoiser(lambda params, x, t, condition: x, (), schedule, (8, 8, 3), shape=(4, 4, 4), name="mine")
 
 
@@ -151,5 +151,5 @@ def test_fewer_bits_than_float32_are_not_computed_in(dtype):
 
 def test_pixels_that_were_not_scaled_are_refused():
     model = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (2, 2, 1))
-    with pytest.raises(ValueError, match=r"expected x in floating point, got uint8: scale pixels to \[-1, 1\] first"):
+    with pytest.raises(ValueError, match=r"x must be of a floating type, got uint8: scale pixels to \[-1, 1\] first"):
         model.eps(np.zeros((1, 2, 2, 1), np.uint8), 5)

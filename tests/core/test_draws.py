@@ -38,5 +38,5 @@ def test_one_compilation_for_all_ids_seeds_and_indices():
 
 @pytest.mark.parametrize("ids", [[0, 2**32], [-1, 5]])
 def test_numbers_that_do_not_fit_are_refused(ids):
-    with pytest.raises(ValueError, match="expected ids from 0 to 2³² - 1, got"):
+    with pytest.raises(ValueError, match="ids must be from 0 to 2³² - 1, got"):
         draws.id_numbers(ids)

@@ -252,7 +252,7 @@ def test_repeated_points_count_with_their_multiplicity(schedule):
     ("call", "message"),
     [
         (lambda s: dj.IdealDenoiser(np.zeros((0, 4)), s), "train must not be empty"),
-        (lambda s: dj.IdealDenoiser(np.zeros(4), s), r"expected train of shape \[n, ...\] with n > 0, got \[4\]"),
+        (lambda s: dj.IdealDenoiser(np.zeros(4), s), r"train must have shape \[n, ...\] with n > 0, got \[4\]"),
         (lambda s: dj.IdealDenoiser([[np.nan, 1.0]], s), "train must be finite, got 1 of 2 values NaN or infinite"),
         (
             lambda s: dj.IdealDenoiser(np.eye(3), s).eps(np.zeros((2, 4)), 0),
@@ -260,7 +260,7 @@ def test_repeated_points_count_with_their_multiplicity(schedule):
         ),
         (
             lambda s: ideal.index_points(np.eye(3), 4),
-            "expected at least one training point per device, got 3 points for 4",
+            "there must be a training point for each device, got 3 points for 4",
         ),
         (lambda s: dj.IdealDenoiser(np.eye(3), s).decompose(np.eye(3), 1000), "t must be >= 0 and < 1000, got 1000"),
     ],

@@ -72,7 +72,7 @@ def test_schedules_of_one_length_share_a_compilation():
         (lambda s: s.sigma(-1), "t must be >= 0 and < 1000, got -1"),
         (lambda s: s.sigma(np.array([5, 2000])), "t must be >= 0 and < 1000, got 2000"),
         (lambda s: s.sigma(0.5), "t must be an integer timestep, got 0.5"),
-        (lambda s: dj.schedule_from_betas([0.1, -0.2]), r"expected 0 < beta <= 1, got betas\[1\]=-0.2"),
+        (lambda s: dj.schedule_from_betas([0.1, -0.2]), r"betas must be > 0 and <= 1, got betas\[1\]=-0.2"),
         (lambda s: dj.schedule_from_betas([]), r"betas must have shape \[T\] with T > 0"),
         (lambda s: dj.linear_schedule(0), "num_steps must be >= 1, got 0"),
     ],

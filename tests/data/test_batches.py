@@ -89,7 +89,9 @@ def test_bad_images_are_masked_and_the_run_goes_on():
 
 def test_more_than_ten_percent_bad_stops_with_the_list():
     seen = []
-    with pytest.raises(data.TooManyBadImages, match="10% of 30 images that cannot be used, got 4 so far") as error:
+    with pytest.raises(
+        data.TooManyBadImages, match="too many images that cannot be used: limit 10% of 30, got 4 so far"
+    ) as error:
         seen.extend(data.batches(counting_source(30, bad={1, 2, 13, 14, 29}), 4, TRANSFORM))
     assert str(error.value).splitlines()[1:] == [f"'id{i}' is broken" for i in (1, 2, 13, 14)]
     assert len(seen) == 3
@@ -100,7 +102,7 @@ def test_exactly_ten_percent_bad_is_still_fine():
 
 
 def test_other_errors_are_not_taken_for_bad_images():
-    with pytest.raises(ValueError, match=r"expected images of shape \[32, 32, 3\] after cifar"):
+    with pytest.raises(ValueError, match=r"images must have shape \[32, 32, 3\] after cifar"):
         list(data.batches(DIGITS, 8, data.get_transform("cifar")))
 
 
@@ -158,7 +160,9 @@ def test_swapping_the_images_of_two_ids_changes_the_fingerprint():
 
 def test_a_bad_image_enters_the_fingerprint():
     assert data.fingerprint(counting_source(300, bad={5})) != data.fingerprint(counting_source(300))
-    with pytest.raises(data.TooManyBadImages, match="10% of 30 images that cannot be used, got 4 so far"):
+    with pytest.raises(
+        data.TooManyBadImages, match="too many images that cannot be used: limit 10% of 30, got 4 so far"
+    ):
         data.fingerprint(counting_source(30, bad={1, 2, 13, 14}))
 
 

@@ -107,7 +107,7 @@ def test_caption_column_by_name(tmp_path):
 
 def test_missing_captions_are_counted_and_the_first_is_named(tmp_path):
     write_jsonl(write_images(tmp_path), [*rows()[:2], {"file_name": "2.png", "text": None}])
-    message = r"for each of 4 images .* got none for 2, the first is '2\.png'; missing_captions=empty"
+    message = r"2 of 4 images .* have no caption, the first is '2\.png'; missing_captions=empty"
     with pytest.raises(ValueError, match=message):
         data.open_source(f"folder:{tmp_path}?captions=own")
     silent = data.open_source(str(tmp_path))
@@ -121,7 +121,7 @@ def test_missing_captions_are_counted_and_the_first_is_named(tmp_path):
 
 def test_an_empty_cell_of_a_csv_file_is_no_caption(tmp_path):
     write_csv(write_images(tmp_path), zip(NAMES, ["a", "b", "", "d"]))
-    assert "none for 1, the first is '2.png'" in data.open_source(str(tmp_path)).caption_problem
+    assert "have no caption, the first is '2.png'" in data.open_source(str(tmp_path)).caption_problem
 
 
 def test_captions_of_files_that_are_not_there_are_one_line(tmp_path, warnings):
@@ -135,19 +135,21 @@ def test_captions_of_files_that_are_not_there_are_one_line(tmp_path, warnings):
 def test_folders_without_captions_say_so(tmp_path):
     source = data.open_source(str(write_images(tmp_path)))
     assert source.captions is None
-    with pytest.raises(ValueError, match=r"expected captions in .*metadata\.jsonl or metadata\.csv .* got none"):
+    with pytest.raises(
+        ValueError, match=r"has no captions, neither in metadata\.jsonl or metadata\.csv .* nor in .txt files"
+    ):
         data.require_captions(source)
     write_jsonl(tmp_path, [{"file_name": name, "objects": [1]} for name in NAMES])  # metadata about something else
-    assert "got none" in data.open_source(str(tmp_path)).caption_problem
+    assert "has no captions, neither in" in data.open_source(str(tmp_path)).caption_problem
 
 
 def test_two_origins_are_not_guessed_between(tmp_path):
     write_jsonl(write_images(tmp_path), rows())
     write_sidecars(tmp_path)
-    with pytest.raises(ValueError, match=r"got both metadata\.jsonl and 4 \.txt files"):
+    with pytest.raises(ValueError, match=r"both in metadata\.jsonl and in 4 \.txt files"):
         data.open_source(f"folder:{tmp_path}?captions=own")
     write_csv(tmp_path, zip(NAMES, CAPTIONS))
-    with pytest.raises(ValueError, match=r"got two for '0\.png'"):
+    with pytest.raises(ValueError, match=r"has two captions for '0\.png'"):
         data.open_source(f"folder:{tmp_path}?captions=own")
 
 
@@ -156,7 +158,7 @@ def test_none_is_the_empty_caption_for_any_source(tmp_path):
     assert data.open_source(f"folder:{tmp_path}?captions=none").captions == [""] * 4
     digits = data.open_source("digits", captions="none")
     assert set(digits.captions) == {""}
-    with pytest.raises(ValueError, match="expected captions for the images of digits"):
+    with pytest.raises(ValueError, match="the images of digits have no captions"):
         data.open_source("digits", captions="own")
     with pytest.raises(ValueError, match="unknown captions 'mine'; expected one of own, none"):
         data.open_source("digits", captions="mine")
@@ -170,25 +172,37 @@ def test_none_is_the_empty_caption_for_any_source(tmp_path):
 
 DEEP = '{"file_name": "0.png", "text": ' + "[" * 100_000 + "]" * 100_000 + "}"
 HOSTILE = {
-    "absolute": ('{"file_name": "/etc/passwd", "text": "x"}', "inside the folder, got '/etc/passwd' in line 1"),
+    "absolute": (
+        '{"file_name": "/etc/passwd", "text": "x"}',
+        "line 1 names '/etc/passwd', which is not inside the folder",
+    ),
     "parent": ('{"file_name": "a/../../0.png", "text": "x"}', "inside the folder"),
     "nul": ('{"file_name": "0.png\\u0000", "text": "x"}', "inside the folder"),
-    "twice": ('{"file_name": "0.png", "text": "x"}\n{"file_name": "./0.png", "text": "y"}', "again in line 2"),
+    "twice": (
+        '{"file_name": "0.png", "text": "x"}\n{"file_name": "./0.png", "text": "y"}',
+        "line 2 names '0.png' a second time",
+    ),
     "keys": ('{"file_name": "0.png", "text": "x", "text": "y"}', "the key 'text' occurs twice"),
-    "deep": (DEEP, "expected JSON in line 1"),
-    "no json": ("file_name,text", "expected JSON in line 1"),
-    "list": ("[1]", "expected a JSON object in line 1, got list"),
-    "no name": ('{"text": "x"}', "expected file_name in line 1, got 'text'"),
-    "number": ('{"file_name": 7, "text": "x"}', "file_name to be a text in line 1"),
+    "deep": (DEEP, "line 1 is not JSON"),
+    "no json": ("file_name,text", "line 1 is not JSON"),
+    "list": ("[1]", "line 1 must be a JSON object, got list"),
+    "no name": ('{"text": "x"}', "line 1 has no file_name, only 'text'"),
+    "number": ('{"file_name": 7, "text": "x"}', "file_name in line 1 must be a string"),
     "long": (
         json.dumps({"file_name": "0.png", "text": "x" * 10_001}),
-        "at most 10000 characters for line 1, got 10001",
+        "the caption of line 1 must have at most 10000 characters, got 10001",
     ),
-    "line": (json.dumps({"file_name": "0.png", "text": "x" * 2**20}), "at most 1048576 bytes, got more in line 1"),
-    "several": ('{"file_name": "0.png", "text": ["x", "y"]}', "one caption, a text, for line 1, got a list of 2"),
-    "type": ('{"file_name": "0.png", "text": 1}', "a text, for line 1, got int"),
+    "line": (json.dumps({"file_name": "0.png", "text": "x" * 2**20}), "line 1 has more than 1048576 bytes"),
+    "several": (
+        '{"file_name": "0.png", "text": ["x", "y"]}',
+        "the caption of line 1 must be one string, got a list of 2",
+    ),
+    "type": ('{"file_name": "0.png", "text": 1}', "the caption of line 1 must be one string, got int"),
     "surrogate": ('{"file_name": "0.png", "text": "\\ud800"}', "half a surrogate pair"),
-    "latin": ('{"file_name": "0.png", "text": "caf\xe9"}'.encode("latin-1"), "expected UTF-8 in line 1, got byte 0xe9"),
+    "latin": (
+        '{"file_name": "0.png", "text": "caf\xe9"}'.encode("latin-1"),
+        "line 1 is not UTF-8: it has the byte 0xe9",
+    ),
 }
 
 
@@ -210,10 +224,10 @@ def test_hostile_jsonl_is_refused_in_one_line(case, tmp_path):
 
 
 HOSTILE_CSV = {
-    "cells": ("file_name,text\n0.png,x,y\n", "expected 2 cells in line 2, got 3"),
-    "columns": ("file_name,text,text\n0.png,x,y\n", "expected each column once"),
-    "quote": ('file_name,text\n0.png,"' + "x" * 200_000, "expected CSV, got field larger"),
-    "header": ("0.png,x\n1.png,y\n", "expected file_name in line 2"),
+    "cells": ("file_name,text\n0.png,x,y\n", "line 2 must have 2 cells, got 3"),
+    "columns": ("file_name,text,text\n0.png,x,y\n", "columns must have different names"),
+    "quote": ('file_name,text\n0.png,"' + "x" * 200_000, "is not CSV: field larger"),
+    "header": ("0.png,x\n1.png,y\n", "line 2 has no file_name"),
 }
 
 
@@ -228,14 +242,14 @@ def test_hostile_csv_is_refused_in_one_line(case, tmp_path):
 def test_metadata_of_absurd_size_is_refused_unread(tmp_path):
     with open(write_images(tmp_path) / "metadata.jsonl", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ValueError, match=r"expected at most 1073741824 bytes, got 1099511627776"):
+    with pytest.raises(ValueError, match=r"must have at most 1073741824 bytes, got 1099511627776"):
         data.open_source(f"folder:{tmp_path}?captions=own")
 
 
 def test_sidecars_that_are_no_small_text_files(tmp_path):
     write_sidecars(write_images(tmp_path))
     bad = tmp_path / "1.txt"
-    for content, reason in ((b"\xff\xfe", "expected UTF-8 in it, got byte 0xff"), (b"x" * 10_001, "got 10001")):
+    for content, reason in ((b"\xff\xfe", "it is not UTF-8: it has the byte 0xff"), (b"x" * 10_001, "got 10001")):
         bad.write_bytes(content)
         with pytest.raises(ValueError, match=reason):
             data.open_source(f"folder:{tmp_path}?captions=own")
@@ -303,9 +317,9 @@ def test_joined_sources_have_captions_if_both_have():
 
 
 def test_sources_check_their_captions():
-    with pytest.raises(ValueError, match="a list of 4 captions of arrays, got 3"):
+    with pytest.raises(ValueError, match="captions of arrays must be a list of 4, got 3"):
         captioned(texts=["a", "b", "c"])
-    with pytest.raises(ValueError, match="'arrays-00001' of arrays, got int"):
+    with pytest.raises(ValueError, match="'arrays-00001' of arrays must be one string, got int"):
         captioned(texts=["a", 1, "c", "d"])
     with pytest.raises(ValueError, match="got 10001"):
         captioned(texts=["a", "b", "c", "d" * 10_001])
@@ -329,7 +343,7 @@ def test_fingerprints_with_captions_change_with_any_of_them():
     assert len(prints) == 5
     part = data.fingerprint(captioned(), [0, 1], captions=True)
     assert part == data.fingerprint(captioned(texts=[*CAPTIONS[:3], "other"]), [1, 0], captions=True)
-    with pytest.raises(ValueError, match="which has none"):
+    with pytest.raises(ValueError, match="the images of arrays have no captions"):
         data.fingerprint(captioned(texts=None), captions=True)
 
 
@@ -365,8 +379,8 @@ def test_parquet_with_plain_bytes_and_other_columns(tmp_path):
     assert source.captions == CAPTIONS
     assert source.labels is None
     silent = data.open_source(f"parquet:{file}?images=jpg")
-    assert "expected a column text or caption of captions" in silent.caption_problem
-    with pytest.raises(ValueError, match="expected a column 'kind' of labels"):
+    assert "has no column text or caption of captions" in silent.caption_problem
+    with pytest.raises(ValueError, match="must have a column 'kind' of labels"):
         data.open_source(f"parquet:{file}?images=jpg&labels=kind")
 
 
@@ -407,7 +421,7 @@ def test_images_without_bytes_are_bad_images(tmp_path):
 
 def test_null_captions_of_a_parquet_file(tmp_path):
     file = write_parquet(tmp_path / "a.parquet", {"image": structs(), "text": ["a", None, "c", None]})
-    with pytest.raises(ValueError, match=r"got none for 2, the first is '1\.png'"):
+    with pytest.raises(ValueError, match=r"2 of 4 images .* have no caption, the first is '1\.png'"):
         data.open_source(f"parquet:{file}?captions=own")
     assert data.open_source(f"parquet:{file}?missing_captions=empty").captions == ["a", "", "c", ""]
 
@@ -415,13 +429,16 @@ def test_null_captions_of_a_parquet_file(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"text": CAPTIONS}, "expected a column 'image' of images in .*, got 'text'"),
-        ({"image": [1, 2, 3, 4]}, "to be binary or a struct of bytes and path, got int64"),
+        ({"text": CAPTIONS}, "has no column 'image' of images, only 'text'"),
+        ({"image": [1, 2, 3, 4]}, "must be binary or a struct of bytes and path, got int64"),
         ({"image": [["a"]] * 4}, "got list"),
         ({"image": pa.array([{"path": "a"}] * 4)}, "got struct<path: string>"),
-        ({"image": structs(), "text": [1, 2, 3, 4]}, "expected 'text' in the Parquet file to be text, got int64"),
-        ({"image": structs(), "text": [["a", "b"]] * 4}, "to be text, got list"),
-        ({"image": structs(), "text": ["x" * 10_001] * 4}, r"at most 10000 characters for '0\.png', got 10001"),
+        ({"image": structs(), "text": [1, 2, 3, 4]}, "column 'text' of the Parquet file must be text, got int64"),
+        ({"image": structs(), "text": [["a", "b"]] * 4}, "must be text, got list"),
+        (
+            {"image": structs(), "text": ["x" * 10_001] * 4},
+            r"the caption of '0\.png' must have at most 10000 characters, got 10001",
+        ),
         ({"image": structs(), "text": CAPTIONS, "caption": CAPTIONS}, "which of text and caption"),
     ],
 )
@@ -450,9 +467,9 @@ def test_files_that_are_no_parquet(tmp_path):
         good[:-8] + b"\xff" * 8,
     ):
         bad.write_bytes(content)
-        with pytest.raises(ValueError, match=r"expected .*bad\.parquet to be a Parquet file"):
+        with pytest.raises(ValueError, match=r"bad\.parquet is not a Parquet file"):
             data.open_source(str(bad))
-    with pytest.raises(ValueError, match="expected a Parquet file, or a folder"):
+    with pytest.raises(ValueError, match="is not a Parquet file or a folder"):
         data.open_source(f"parquet:{tmp_path / 'absent.parquet'}")
 
 

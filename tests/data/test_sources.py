@@ -81,10 +81,10 @@ def test_truncated_and_missing_cifar_files_are_refused(cifar10, tmp_path):
     folder = miniatures.write_cifar10_binary(cifar10, tmp_path / "b")
     content = (folder / "data_batch_3.bin").read_bytes()
     (folder / "data_batch_3.bin").write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"data_batch_3.bin to be a multiple of 3073 bytes, got 21510"):
+    with pytest.raises(ValueError, match=r"the size of data_batch_3.bin must be a multiple of 3073 bytes, got 21510"):
         data.open_source(f"cifar10:{folder}")
     (folder / "data_batch_3.bin").unlink()
-    with pytest.raises(ValueError, match=r"expected data_batch_1, .* all with .bin"):
+    with pytest.raises(ValueError, match=r"must hold data_batch_1, .* all with .bin"):
         data.open_source(f"cifar10:{folder}")
 
 
@@ -93,7 +93,7 @@ def test_a_full_size_set_with_one_short_file_is_refused(tmp_path):
         records = 9_999 if i == 4 else 10_000
         with open(tmp_path / f"data_batch_{i}.bin", "wb") as file:
             file.truncate(records * 3073)  # sparse: nothing is written
-    with pytest.raises(ValueError, match=r"10000 images in each file .* truncated"):
+    with pytest.raises(ValueError, match=r"each file of .* must hold 10000 images, .* truncated"):
         data.open_source(f"cifar10:{tmp_path}")
 
 
@@ -191,7 +191,7 @@ def test_reading_tfds_does_not_import_tensorflow(cifar10, tmp_path):
 
 
 def test_unprepared_tfds_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match=r"expected cifar10 .split train. prepared as array_record") as error:
+    with pytest.raises(ValueError, match=r"cifar10 .split train. is not prepared as array_record") as error:
         data.open_source("tfds:cifar10", data_dir=tmp_path)
     assert "\n" not in str(error.value)
 
@@ -242,10 +242,12 @@ def test_celeba_without_an_identity_is_refused(tmp_path):
     write_celeba(tmp_path)
     lines = (tmp_path / "identity_CelebA.txt").read_text().splitlines()
     (tmp_path / "identity_CelebA.txt").write_text("\n".join(lines[:-1]))
-    with pytest.raises(ValueError, match=r"got none for '000001.jpg'"):
+    with pytest.raises(ValueError, match=r"image '000001.jpg' of .* has no identity"):
         data.open_source(f"celeba:{tmp_path}")
     (tmp_path / "identity_CelebA.txt").write_text("000001.jpg\n")
-    with pytest.raises(ValueError, match=r"identity_CelebA.txt line 1, got '000001.jpg'"):
+    with pytest.raises(
+        ValueError, match=r"identity_CelebA.txt line 1 must be a new file name and a number, got '000001.jpg'"
+    ):
         data.open_source(f"celeba:{tmp_path}")
 
 
@@ -284,7 +286,7 @@ def test_imagenetv2_with_some_folders(tmp_path):
     source = data.open_source(f"imagenetv2:{tmp_path}")
     assert dict(zip(source.ids, source.labels)) == {"7/a.png": 7, "10/b.png": 10, "999/c.png": 999}
     write_images(tmp_path, ["1000/a.png"])
-    with pytest.raises(ValueError, match=r"folders named 0 to 999 .* '1000'"):
+    with pytest.raises(ValueError, match=r"must be named 0 to 999, got '1000'"):
         data.open_source(f"imagenetv2:{tmp_path}")
 
 
@@ -303,7 +305,7 @@ def test_folder_ids_labels_and_order(tmp_path):
 
 
 def test_empty_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"expected images .* got none"):
+    with pytest.raises(ValueError, match=r"^no images \(.*\) in "):
         data.open_source(f"folder:{tmp_path}")
 
 
@@ -332,7 +334,7 @@ def test_other_float_arrays_stay_float_on_the_model_scale(tmp_path):
         (np.zeros((2, 8), np.uint8), r"must have shape \[\*, \*, \*, \*\]"),
         (np.zeros((2, 8, 8, 1), np.int64), "uint8 or floats, got int64"),
         (np.full((2, 8, 8, 1), 0.5), "fill"),
-        (np.zeros((0, 8, 8, 1), np.uint8), "at least one image in npz"),
+        (np.zeros((0, 8, 8, 1), np.uint8), "npz must have at least one image"),
         (np.array([None]), "without pickled objects"),
     ],
 )
@@ -344,10 +346,10 @@ def test_unusable_arrays_are_refused(array, message, tmp_path):
 
 def test_unknown_keys_and_repeated_ids_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", foo=random_images(2), bar=np.zeros(2))
-    with pytest.raises(ValueError, match="got keys foo, bar"):
+    with pytest.raises(ValueError, match="has no key images or x or data, only foo, bar"):
         data.open_source(str(tmp_path / "a.npz"))
     np.savez(tmp_path / "b.npz", images=random_images(2), ids=["x", "x"])
-    with pytest.raises(ValueError, match="unique ids in npz, got 'x'"):
+    with pytest.raises(ValueError, match="ids in npz must be unique, got 'x'"):
         data.open_source(str(tmp_path / "b.npz"))
 
 
@@ -372,9 +374,9 @@ def test_unknown_uris_list_the_choices():
         data.open_source("cifar10:x?spilt=test")
     with pytest.raises(ValueError, match="unknown split 'tset'; expected one of train, test"):
         data.open_source("cifar10:x?split=tset")
-    with pytest.raises(ValueError, match="expected cifar10:PLACE"):
+    with pytest.raises(ValueError, match="as in cifar10:PLACE, got"):
         data.open_source("cifar10")
-    with pytest.raises(ValueError, match=r"folder or .tar.gz of cifar10, got '/nowhere'"):
+    with pytest.raises(ValueError, match=r"'/nowhere' is not a folder or .tar.gz of cifar10"):
         data.open_source("cifar10:/nowhere")
 
 
@@ -386,7 +388,7 @@ def test_a_question_mark_in_a_path_is_part_of_the_path(tmp_path):
 def test_index_out_of_range():
     source = data.open_source("digits")
     for index in (-1, 1797):
-        with pytest.raises(IndexError, match="expected 0 <= index < 1797"):
+        with pytest.raises(IndexError, match="must be >= 0 and < 1797"):
             source[index]
 
 
@@ -416,14 +418,14 @@ def test_reading_from_many_threads(tmp_path):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (np.zeros((2, 4, 4, 1), np.int64), "expected images of mine as uint8 or floats, got int64: convert 0..255"),
+        (np.zeros((2, 4, 4, 1), np.int64), "images of mine must be uint8 or floats, got int64: convert 0..255"),
         (
             np.linspace(0, 1, 32).reshape(2, 4, 4, 1),
-            r"expected images of mine in \[-1, 1\], got values from 0 to 1: scale",
+            r"images of mine must be in \[-1, 1\], got values from 0 to 1: scale",
         ),
         (
             np.linspace(0, 255, 32).reshape(2, 4, 4, 1),
-            r"expected images of mine in \[-1, 1\], got values from 0 to 255",
+            r"images of mine must be in \[-1, 1\], got values from 0 to 255",
         ),
     ],
 )
@@ -434,7 +436,7 @@ def test_arrays_on_another_scale_are_refused(images, message):
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(np.nan, "1 of 16 values are NaN or infinite"), (3.0, r"expected values in \[-1, 1\], got 0 to 3")],
+    [(np.nan, "1 of 16 values are NaN or infinite"), (3.0, r"values must be in \[-1, 1\], got 0 to 3")],
 )
 def test_one_bad_array_among_good_ones_is_a_bad_image(value, message):
     images = np.zeros((3, 4, 4, 1), np.float32)

@@ -39,11 +39,11 @@ def test_written_splits_are_read_back(tmp_path):
     [
         ({"member": [0, 1, 1], "heldout": [2]}, "indices in member must be unique, got 1 twice"),
         ({"member": [0, 1], "heldout": [1, 2]}, "disjoint, got index 1 in both"),
-        ({"member": [0, 10], "heldout": [1]}, "indices < 10 in test, got 10"),
+        ({"member": [0, 10], "heldout": [1]}, "indices must be < 10 in test, got 10"),
         ({"member": [-1, 0], "heldout": [1]}, "indices in member must be >= 0, got -1"),
         ({"member": [0.5], "heldout": [1]}, "member must be a list of integers, got float64"),
         ({"member": [[0], [1]], "heldout": [2]}, "member must be a list of integers"),
-        ({"members": [0], "heldout": [1]}, "expected mia_train_idxs and mia_eval_idxs"),
+        ({"members": [0], "heldout": [1]}, "must hold mia_train_idxs and mia_eval_idxs"),
         ({"member": np.array([None]), "heldout": [1]}, "allow_pickle"),
     ],
 )
@@ -76,7 +76,7 @@ def test_random_split_is_numpys_permutation():
     order = np.random.default_rng(0).permutation(100).tolist()
     assert split.member.tolist() == sorted(order[:20])
     assert split.heldout.tolist() == sorted(order[20:40])
-    with pytest.raises(ValueError, match="at least 102 images in test, got 100"):
+    with pytest.raises(ValueError, match="test must have at least 102 images, got 100"):
         data.random_split(source_of(100), 51)
 
 
@@ -116,9 +116,9 @@ def test_identity_split_is_disjoint_and_capped(seed, cap):
 
 
 def test_identity_split_needs_identities_and_enough_people():
-    with pytest.raises(ValueError, match="expected identities in test"):
+    with pytest.raises(ValueError, match="test has no identities"):
         data.identity_split(source_of(9))
-    with pytest.raises(ValueError, match="people for 2 x 3 images in test, got 4"):
+    with pytest.raises(ValueError, match="test must have people for 2 x 3 images, got 4"):
         data.identity_split(source_of(9, identities=np.repeat([1, 2], [5, 4])), size=3)
 
 
@@ -132,7 +132,7 @@ def test_per_class_split_draws_three_of_every_class():
     assert split.member.max() < 50 <= split.heldout.min()
     assert split.member.tolist() == data.per_class_split(members, heldout).member.tolist()
     assert split.member.tolist() != data.per_class_split(members, heldout, seed=0).member.tolist()
-    with pytest.raises(ValueError, match="expected 6 images of class 0 in test, got 5"):
+    with pytest.raises(ValueError, match="class 0 of test must have 6 images, got 5"):
         data.per_class_split(members, heldout, per_class=6)
 
 
@@ -321,10 +321,10 @@ def test_groups_file(tmp_path):
     assert groups[0] == groups[2] != groups[3]
     assert groups[1] == ALONE
     (tmp_path / "g.csv").write_text("c,x\nnobody,y\n")
-    with pytest.raises(ValueError, match=r"g.csv line 2, got 'nobody,y'"):
+    with pytest.raises(ValueError, match=r"g.csv line 2 must be a known id and a group, got 'nobody,y'"):
         data.read_groups(tmp_path / "g.csv", ids)
     (tmp_path / "g.csv").write_text("c,x\nc,y\n")
-    with pytest.raises(ValueError, match=r"line 2 for 'c' again"):
+    with pytest.raises(ValueError, match=r"line 2 gives 'c' a second group"):
         data.read_groups(tmp_path / "g.csv", ids)
 
 

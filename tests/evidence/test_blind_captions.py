@@ -199,7 +199,7 @@ def test_form_of_captions():
 def test_bad_input_is_named():
     some = ["a", "b", "c"]
     for wrong in ("abc", ["a", None, "c"], [b"a"] * 3):
-        with pytest.raises(ValueError, match="expected member_captions to be a list of texts"):
+        with pytest.raises(ValueError, match="member_captions must be a list of strings"):
             evidence.caption_baseline(wrong, some)
     with pytest.raises(ValueError, match="number of heldout_captions must be >= 2, got 1"):
         evidence.caption_baseline(some, some[:1])

@@ -143,6 +143,45 @@ def test_what_the_picture_explains_is_taken_out():
     assert np.mean(adjusted[20:] <= 0.05) < 0.2
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_lowest_of_several_versions_is_exact_as_well(seed):
+    """Versions of an image enter the fit with statistics of their own; one without a score is passed over."""
+    rng = np.random.default_rng(seed)
+    n, versions, k = int(rng.integers(6, 16)), 3, 2
+    statistics = rng.standard_normal((1, n, versions, k))
+    scores = statistics @ rng.standard_normal(k) + rng.standard_normal((1, n, versions))
+    scores[0, rng.random(n) < 0.3, 2] = np.nan
+    p_values = []
+    for candidate in range(n):
+        rest = np.delete(np.arange(n), candidate)
+        one = difficulty_p_values(
+            scores[:, [candidate]], statistics[:, [candidate]], scores[:, rest], statistics[:, rest]
+        )
+        usable = np.isfinite(scores[0])
+        left = np.full((n, versions), np.inf)
+        left[usable] = difficulty_residuals(scores[0][usable], statistics[0][usable])
+        lowest = left.min(axis=1)
+        assert one[0] == np.mean(lowest <= lowest[candidate])
+        p_values.append(one[0])
+    for k in range(1, n + 1):
+        assert np.sum(np.array(p_values) <= k / n + 1e-12) <= k
+
+
+def test_frozen_residuals_are_those_of_the_fits_weighed():
+    rng = np.random.default_rng(3)
+    (first, statistics), (second, _) = pile(rng, "normal", 40, 3), pile(rng, "normal", 40, 3)
+    frozen = difficulty.freeze_difficulty(
+        difficulty.Pile.of([first, second], statistics), lambda residuals: np.array([0.25, 2.0])
+    )
+    both = np.stack([statistics, statistics])
+    expected = sum(
+        weight * (scores - fit_difficulty(scores, statistics).expected(statistics))
+        for weight, scores in ((0.25, first), (2.0, second))
+    )
+    np.testing.assert_allclose(frozen(np.stack([first, second]), both), expected)
+    np.testing.assert_allclose(frozen.expected(both) + expected, 0.25 * first + 2 * second)
+
+
 def test_one_image_of_each_group_is_counted():
     rng = np.random.default_rng(3)
     scores, statistics = pile(rng, "normal", 61, 2)
@@ -150,7 +189,7 @@ def test_one_image_of_each_group_is_counted():
     (p_value,) = difficulty_p_values([-1e3], statistics[60:], scores[:60], statistics[:60], groups)
     assert p_value == 1 / (3 + 15 + 1)
     drawn = {
-        tuple(difficulty._one_of_each_group(scores[None, :60], statistics[None, :60], groups, seed).tolist())
+        tuple(difficulty._one_of_each_group(difficulty.Pile.of(scores[:60], statistics[:60]), groups, seed).tolist())
         for seed in range(8)
     }
     assert len(drawn) == 8  # another seed draws others

@@ -81,7 +81,7 @@ def test_smallest_p_is_attained():
         ([1.0], [], "heldout_scores must not be empty"),
         ([1.0], [np.nan, 1.0], "heldout_scores must be finite, got 1 of 2"),
         ([[1.0]], [1.0], r"scores must have shape \[\*\]"),
-        (["a"], [1.0], "numbers in scores"),
+        (["a"], [1.0], "scores must be numbers, got type <U1"),
     ],
 )
 def test_bad_scores_are_named(scores, heldout, message):
@@ -454,7 +454,7 @@ def test_deletion_needs_pairs():
         evidence.deletion_check([1.0, 2.0], [1.0, 2.0, 3.0], [1.0], [1.0])
     with pytest.raises(ValueError, match=r"heldout_after must have shape \[2\], got \[1\]"):
         evidence.deletion_check([1.0], [1.0], [1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="got none of 2"):
+    with pytest.raises(ValueError, match="none of 2 candidates has a finite score both before and after"):
         evidence.deletion_check([np.nan, 1.0], [1.0, np.nan], [1.0], [1.0])
 
 

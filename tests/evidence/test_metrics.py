@@ -457,7 +457,7 @@ def test_compare_survives_heavy_ties_at_high_fpr():
         ([], [1.0], r"member_scores must not be empty"),
         ([1.0], [], r"heldout_scores must not be empty"),
         ([[1.0]], [1.0], r"member_scores must have shape \[\*\], got \[1, 1\]"),
-        ([1.0], ["a"], r"expected numbers in heldout_scores, got type <U1"),
+        ([1.0], ["a"], r"heldout_scores must be numbers, got type <U1"),
     ],
 )
 def test_bad_scores_are_refused(call, member, heldout, message):
@@ -473,12 +473,12 @@ def test_bad_levels_are_refused():
     for confidence in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match=rf"confidence must be in \(0, 1\), got {confidence}"):
             metrics.evaluate([0.0], [1.0], confidence=confidence)
-    with pytest.raises(ValueError, match="expected a threshold, got tau=nan"):
+    with pytest.raises(ValueError, match="tau must be a number, got nan"):
         metrics.rates_at_threshold([0.0], [1.0], np.nan)
 
 
 def test_bad_comparisons_are_refused():
-    with pytest.raises(ValueError, match="both attacks on the same held-out images, got 1 and 2 scores"):
+    with pytest.raises(ValueError, match="both attacks must score the same held-out images, got 1 and 2 scores"):
         metrics.compare(([0.0], [1.0]), ([0.0], [1.0, 2.0]))
     with pytest.raises(ValueError, match="second member_scores must be finite, got 1 of 1 values"):
         metrics.compare(([0.0], [1.0]), ([np.nan], [1.0]))

@@ -73,10 +73,11 @@ class TestSmoke:
         witness = rows.pop("level_only")  # not asked for, but always heard
         assert {name: row["queries_per_image"] for name, row in rows.items()} == {n: costs[n] for n in names}
         # 4 + 4 images in each half; calibrating, DIME's base response serves both of its gammas. The witness shares
-        # DIME's probes: of all when calibrating, and of the frozen gamma when testing.
-        once = sum(costs[n] for n in names)
-        apart = witness["setting"]["gamma"] != rows["dime"]["setting"]["gamma"]
-        assert results["queries_made"] == 8 * (once + 1) + 8 * (once + apart) + results["model_check"]["queries"]
+        # DIME's probes: of all when calibrating, and of the frozen gammas, plain and adjusted, when testing.
+        once, dime = sum(costs[n] for n in names), rows["dime"]
+        gammas = {one["setting"]["gamma"] for one in (dime, dime["adjusted"], witness)}
+        tested = once - 1 + len(gammas)
+        assert results["queries_made"] == 8 * (once + 1) + 8 * tested + results["model_check"]["queries"]
         assert not results["model_check"]["passed"]  # these networks are random
         (model,) = smoke(name).glob("model-*")
         metadata = model_directory.read_spec_file(model)["metadata"]

@@ -98,6 +98,7 @@ class TestRun:
             "DIME bands, all answers 30+1",
             "Level only (l4)",
             "Level only (low frequencies)",
+            "Loss and level",
         ]
 
     def test_it_says_how_to_repeat_it(self, directory):

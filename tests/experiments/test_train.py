@@ -130,10 +130,10 @@ def test_an_attack_on_a_model_of_another_split_or_recipe_is_refused(workdir, tmp
         attack.run(config, tmp_path)
     attack.check_trained(config, workdir / "model", open_study(config, workdir))
     config.data.split_seed = 1
-    with pytest.raises(ValueError, match=r"was trained with images .*, expected the config's"):
+    with pytest.raises(ValueError, match=r"must be trained with the config's images, .*, got"):
         attack.run(config, workdir)
     config.data.split_seed, config.train.recipe.steps = 0, 5
-    with pytest.raises(ValueError, match="was trained with steps 4, expected the config's 5"):
+    with pytest.raises(ValueError, match="must be trained with the config's steps, 5, got 4"):
         attack.run(config, workdir)
 
 

@@ -12,10 +12,11 @@ from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import results
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import facts
-from dime_jax.protocol.arrays import AuditArrays, KnownStatistics, PictureStatistics, Thumbnails
-from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.arrays import AuditArrays, PictureStatistics, Thumbnails
+from dime_jax.protocol.calibration import Calibration, adjust
 from dime_jax.protocol.evaluation import AtThreshold, ResultRow
 from dime_jax.protocol.record import CompareRecord, KnownImages, Record
+from dime_jax.protocol.statistics import Statistics
 from dime_jax.scoring.score_table import NOT_FINITE, OK, ScoreTable
 
 SIMA = Calibration("sima_l4", {"t": 70}, (1.0,), {}, None, -np.inf, 0.8, 1)  # its score is the reading itself
@@ -32,7 +33,7 @@ MODEL = facts.ModelFacts(
 
 
 def settings(**changes):
-    given = {"model": "mine", "profile": "quick", "level": 0.2, "timestep": 70, "gamma": 0.1, "delta": 1e-5}
+    given = {"model": "mine", "profile": "quick", "level": 0.2, "delta": 1e-5}
     return facts.Settings(**{**given, "randomised": False, "seed": 0, **changes})
 
 
@@ -49,7 +50,8 @@ def _run_facts(level, members, changes):
         "unusable_candidates": (),
         "decided_by": SIMA.label,
         "chosen": "it was asked for",
-        "theory_setting": None if members else {"t": 70},
+        "adjusted": False,
+        "fixed_setting": None if members else {"t_loss": 150, "t_level": 50, "gamma_level": 0.1},
         "duplicates": COPIES,
         "environment": ENVIRONMENT,
         **changes,
@@ -74,23 +76,28 @@ def table(scores, model="m", queries=0, readings=None):
     return ScoreTable(pathlib.Path(), {"identity": identity}, np.arange(len(ids)), ids, columns, status, queries)
 
 
-class HandMade(Record):
-    """A record that was never written."""
-
-    def calibration_scores(self):
-        return self.__dict__["calibration"]
-
-
 def record(
-    heldout, candidates=(), members=(), *, level=0.2, far=(), groups=None, truth=(), calibration=None, **changes
+    heldout,
+    candidates=(),
+    members=(),
+    *,
+    level=0.2,
+    far=(),
+    groups=None,
+    truth=(),
+    calibration=None,
+    statistics=None,
+    **changes,
 ):
     """Scores of held-out images, candidates and known members, at positions in this order; `changes` to its facts.
 
-    The calibration half has the same scores, unless it has its own.
+    The calibration half has the same scores, unless it has its own. With `statistics` of all of them [n, k] the scores
+    are adjusted for the difficulty of pictures.
     """
     n, m = len(heldout), len(candidates)
     everything, positions = np.concatenate([heldout, candidates, members]), np.arange(n + m + len(members))
     calibration, none = calibration or Pair(members, heldout), np.zeros(0, np.int64)
+    changes = {"adjusted": statistics is not None, **changes}
     arrays = AuditArrays(
         heldout=positions[:n],
         candidates=positions[n : n + m],
@@ -98,13 +105,18 @@ def record(
         groups=np.full(len(positions), -1) if groups is None else np.array(groups),
         thumbnails=Thumbnails(none, none, none, none, np.zeros((0, 2, 2, 3), np.uint8)),
         statistics=PictureStatistics(0.1 * pictures(m, far), positions[:n], pictures(n)),
-        known_statistics=KnownStatistics(*(pictures(len(side)) for side in (calibration.heldout, heldout, members))),
     )
     of_audit = {"grid_size": 1, "model": MODEL, "warnings": (), **_run_facts(level, len(members), changes)}
-    made = HandMade(pathlib.Path(), facts.AuditFacts(**of_audit), arrays)
+    made = Record(pathlib.Path(), facts.AuditFacts(**of_audit), arrays)
     split = Split(positions[n + m :], positions[:n])
-    known = KnownImages(table(everything), split)
-    made.__dict__.update(tables=[known.table] if m else [], known=known, calibrations=[SIMA], calibration=calibration)
+    seen = None if statistics is None else Statistics(positions, np.asarray(statistics, np.float64))
+    known = KnownImages(table(everything), split, seen)
+    cut = len(calibration.member)
+    chose = Split(np.arange(cut), np.arange(cut, cut + len(calibration.heldout)))
+    chose = KnownImages(table(np.concatenate(calibration)), chose)
+    decider = SIMA if seen is None else adjust(SIMA, np.asarray(everything[None]), seen.statistics)
+    made.__dict__.update(tables=[known.table] if m else [], known=known, calibrations=[SIMA], pictures=seen)
+    made.__dict__.update(calibration_images=chose, decider=decider)
     return made
 
 
@@ -118,7 +130,7 @@ def compare_record(heldout, candidates, *, level=0.2, far=(), checks=(PASSED, PA
     of_both = facts.CompareFacts(models=models, image_warnings=("blurred",), **_run_facts(level, 0, changes))
     made = CompareRecord(pathlib.Path(), of_both, arrays)
     tables = [table(np.concatenate([heldout[k], candidates[k]]), name, 100) for k, name in enumerate(("old", "new"))]
-    made.__dict__.update(tables=tables, calibrations=[SIMA], checks=list(checks))
+    made.__dict__.update(tables=tables, calibrations=[SIMA], decider=SIMA, checks=list(checks), pictures=None)
     made.__dict__.update({} if direction is None else {"direction": direction})
     return made
 
@@ -146,7 +158,7 @@ def found(**changes):
         **{"smallest_p": 1 / 61, "candidates_needed": 1, "heldout_needed": 799, "can_decide": True},
         **{"withheld": None, "set_withheld": None, "set_test": set_test(), "less_like_members": None},
         **{"likeness": results.LikenessFound(0.5, False, 0), "truth": None, "warnings": ()},
-        "adjusted": results.AdjustedFound(missing="there are none"),
+        **{"adjusted": False, "power": ()},
     }
     return results.CandidatesFound(**{**given, **changes})
 
@@ -163,7 +175,7 @@ def audit(rows=None, **changes):
         **{"warnings": (), "model_check": PASSED, "direction": ABOVE, "comparisons": (), "blind_baseline": None},
         **{"epsilon_lower_bound": None, "candidates": None, "duplicates": COPIES, "grid_size": 1, "model": MODEL},
         **{"settings": settings(), "environment": ENVIRONMENT, "crowding": ()},
-        "decided_by": results.AuditDecidedBy(**of, label="sima_l4@1", calibration_auc=0.8),
+        "decided_by": results.AuditDecidedBy(**of, label="sima_l4@1", calibration_auc=0.8, adjusted=False),
         "images": counts(members=60 if rows else 0),
         "headline": results.Headline("", "", "", ()),
     }

@@ -8,10 +8,10 @@ import pytest
 from handmade import record
 from scipy import stats
 
-from dime_jax.data import Pair
+from dime_jax import evidence
 from dime_jax.data.role_checks import CandidateCopy, UnusableCandidate
 from dime_jax.evidence import NOT_CHECKED, Verdict
-from dime_jax.findings import adjusted, withholding
+from dime_jax.findings import withholding
 from dime_jax.findings.candidates import find_candidates, find_fraction
 from dime_jax.findings.results import Truth
 from dime_jax.scoring.score_table import UNREADABLE
@@ -31,13 +31,13 @@ def test_p_values_q_values_and_verdicts():
     assert columns(rows, "score", "p_value", "verdict") == [(s, pytest.approx(p), v) for s, p, _, v in expected]
     assert [row.q_value for row in rows] == pytest.approx([q for _, _, q, _ in expected])
     assert columns(rows, "id", "reason", "note") == [(str(place), "", "") for place in range(19, 23)]
-    assert columns(rows, "group", "variation", "member", "p_adjusted") == [(None,) * 4] * 4
+    assert columns(rows, "group", "variation", "member", "p_not_used") == [(None,) * 4] * 4
     assert (found.count, found.evidence, found.no_evidence, found.cannot_tell) == (4, 2, 1, 1)
     assert (found.level, found.heldout, found.smallest_p) == (0.2, 19, 0.05)
     # ceil(4 · 0.05 / 0.2) candidates at the smallest p together; ceil(4 / 0.2) - 1 held-out images for one alone.
     assert (found.candidates_needed, found.heldout_needed, found.can_decide) == (1, 19, True)
     assert (found.withheld, found.set_withheld, found.less_like_members, found.truth) == (None,) * 4
-    assert found.adjusted.missing == adjusted.NO_MEMBERS
+    assert (found.adjusted, found.power) == (False, ())
     # The set is tested by rank sums.
     assert found.set_test.statistic == pytest.approx((19 + 0 + 16 + 19) / (4 * 19))  # pairs with the candidate lower
     exact = stats.mannwhitneyu([0.5, 30, 3.5, 0.6], HELDOUT, alternative="less", method="exact")
@@ -82,9 +82,9 @@ def test_who_got_no_answer_or_could_not_be_read_has_a_row_with_the_reason():
 )
 def test_where_verdicts_are_withheld_there_is_no_p_value_anywhere(given, far, why):
     rows, found = find_candidates(record(HELDOUT, [0.5, 30, 3.5, 0.6], far=far), given)
-    assert columns(rows, "p_value", "q_value", "p_adjusted", "verdict", "reason") == [(*[None] * 3, UNCLEAR, why)] * 4
+    assert columns(rows, "p_value", "q_value", "p_not_used", "verdict", "reason") == [(*[None] * 3, UNCLEAR, why)] * 4
     assert (found.withheld, found.set_withheld, found.set_test, found.can_decide) == (why, why, None, False)
-    assert found.adjusted.missing == adjusted.WITHHELD
+    assert found.power == ()
     assert found.warnings == ()
 
 
@@ -118,17 +118,57 @@ def test_copies_are_noted_and_the_truth_is_counted():
     assert found.truth == Truth(members=3, members_found=2, others=1, false_alarms=1)
 
 
-def test_adjusted_p_values_need_a_calibration_half_that_is_large_enough():
-    scores, plain = (HELDOUT, [0.5, 30, np.nan], np.full(3, 0.5)), np.array([0.05, np.nan, np.nan])
-    small = record(*scores, calibration=Pair(HELDOUT, np.array([1.0, np.nan])))
-    assert adjusted.adjust(small, plain, None).found.missing == (
-        "they take 2 held-out images in the calibration half, and it has 1"
-    )
-    p_values, found = adjusted.adjust(record(*scores), plain, None)
-    assert (found.missing, found.fitted_to, found.heldout, found.members) == ("", 19, 19, 3)
-    assert np.isnan(p_values).tolist() == [False, True, True]  # who has no plain p-value has no other
-    # The lowest of all whatever the picture explains: every member, by both. 1 % is beyond 19 held-out images.
-    assert [(power.level, power.plain.value, power.adjusted.value) for power in found.power] == [(0.05, 1, 1)]
+def test_the_power_of_plain_p_values_is_counted_on_known_members():
+    _, found = find_candidates(record(HELDOUT, [0.5, 30, 3.5], [0.5, 0.6, 19.5, np.nan]), None)
+    assert [(power.level, power.share.value) for power in found.power] == [(0.05, 2 / 3)]  # 1 % is beyond 19 images
+
+
+class TestAdjusted:
+    """The score of image i is e^(its statistic + noise): plain ranks are those of the pictures."""
+
+    @pytest.fixture
+    def made(self):
+        rng = np.random.default_rng(0)
+        statistics, noise = rng.normal(size=(50, 1)), 0.1 * rng.normal(size=50)
+        noise[[30, 40, 41]] -= 2  # a candidate and two known members that lie low for such pictures
+        scores = np.exp(3 * statistics[:, 0] + noise)
+        groups = [7, 7, *[-1] * 48]
+        return record(scores[:30], scores[30:40], scores[40:], statistics=statistics, groups=groups), statistics
+
+    def naive(self, made, statistics, image):
+        """The rank of one image in a fit over it and one held-out image of each group."""
+        scores = np.log(made.known.table.readings["Raw(t=70).l4"])
+        p_values = set()
+        for left_out in (0, 1):  # whichever of the group is drawn
+            pile = [*(i for i in range(30) if i != left_out), image]
+            residuals = evidence.difficulty_residuals(scores[pile], statistics[pile])
+            p_values.add(float(np.mean(residuals <= residuals[-1])))
+        return p_values
+
+    def test_p_values_are_ranks_in_a_fit_with_each_candidate_alone(self, made):
+        made, statistics = made
+        rows, found = find_candidates(made, None)
+        assert all(row.p_value in self.naive(made, statistics, 30 + place) for place, row in enumerate(rows))
+        assert rows[0].p_value == 1 / 30
+        assert (found.adjusted, found.heldout) == (True, 29)
+        known = made.known.table.readings["Raw(t=70).l4"]
+        ranks = evidence.conformal_p_values(known[30:40], known[:30], [7, 7, *[-1] * 28])
+        assert [row.p_not_used for row in rows] == pytest.approx(ranks.tolist())
+
+    def test_power_adds_each_known_member_by_itself(self, made):
+        made, statistics = made
+        (power,) = find_candidates(made, None)[1].power
+        low = [min(self.naive(made, statistics, image)) <= 0.05 for image in range(40, 50)]
+        assert (power.level, power.share.value) == (0.05, np.mean(low))
+        assert low[:2] == [True, True]
+
+    def test_the_set_is_tested_in_one_pile(self, made):
+        made, statistics = made
+        found = find_candidates(made, None)[1]
+        scores = np.log(made.known.table.readings["Raw(t=70).l4"])
+        left = evidence.difficulty_residuals(scores[:40], statistics[:40])
+        expected = evidence.set_test(left[30:], left[:30], heldout_groups=[7, 7, *[-1] * 28], level=0.2)
+        assert found.set_test.p_value == expected.p_value
 
 
 class TestFraction:

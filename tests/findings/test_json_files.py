@@ -31,10 +31,10 @@ def test_finished_runs_are_read_whole(directory):
         ("[]", "is damaged: expected a JSON object, got list"),
         ("{}", "schema_version must be 1, got None"),
         ('{"schema_version": 2}', "schema_version must be 1, got 2"),
-        ('{"schema_version": 1}', "to have 'results', it has schema_version"),
+        ('{"schema_version": 1}', "must have 'results', it has schema_version"),
         (
             '{"schema_version": 1, "results": [1]}',
-            "results.json to have 'fingerprints', it has schema_version, results",
+            "results.json must have 'fingerprints', it has schema_version, results",
         ),
     ],
 )
@@ -58,5 +58,5 @@ def test_a_row_of_another_type_is_named(tmp_path):
     kept = ROOT / "docs" / "results" / "digits" / "seed_0" / "results.json"
     contents = json.loads(kept.read_text(encoding="utf-8"))
     (tmp_path / "results.json").write_text(json.dumps({**contents, "results": [1]}))
-    with pytest.raises(ValueError, match=r"results\.json\.results\[0\] to be an object, got '1'"):
+    with pytest.raises(ValueError, match=r"results\.json\.results\[0\] must be an object, got '1'"):
         json_files.read_results(tmp_path)

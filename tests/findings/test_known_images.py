@@ -70,7 +70,7 @@ def test_the_blind_baseline_is_set_beside_the_attack_on_the_images_that_have_bot
     blind[:n] += apart
     scores = BlindScores(positions[n:], positions[:n], blind[n:], blind[:n])
     auc = Estimate(0.5, 0.4, 0.6)
-    found = known_images.beside(table(attack), SIMA, scores, auc, None)
+    found = known_images.beside(KnownImages(table(attack), None), SIMA, scores, auc, None)
     lower = np.mean(attack[n + 1 :, None] < attack[:n]) - np.mean(blind[n + 1 :, None] < blind[:n])
     assert found.gap.value == pytest.approx(lower)
     assert (found.auc, found.images) == (auc, (n - 1, n))
@@ -105,7 +105,7 @@ def test_the_gap_over_the_blind_baseline_allows_for_groups():
     blind = of_group[groups] + 1.3 * (np.arange(80) < 40)
     scores = BlindScores(np.arange(40, 80), np.arange(40), blind[40:], blind[:40])
     attack, auc = table(np.random.default_rng(9).normal(size=80)), Estimate(0.5, 0.4, 0.6)
-    plain = known_images.beside(attack, SIMA, scores, auc, None)
+    plain = known_images.beside(KnownImages(attack, None), SIMA, scores, auc, None)
     assert plain.fires
-    assert not known_images.beside(attack, SIMA, scores, auc, groups).fires
-    assert known_images.beside(attack, SIMA, scores, auc, np.full(80, -1)) == plain
+    assert not known_images.beside(KnownImages(attack, None), SIMA, scores, auc, groups).fires
+    assert known_images.beside(KnownImages(attack, None), SIMA, scores, auc, np.full(80, -1)) == plain

@@ -53,7 +53,9 @@ def test_damage_is_found_before_the_model_is_asked(tmp_path):
         return scoring.score(model, source, jobs, tmp_path / "table", options=options, hooks=hooks)
 
     table, other = score(function()), function(lambda x, t: np.asarray(x))
-    with pytest.raises(ValueError, match="mine is another model"):  # it would be given the answers of the first
+    with pytest.raises(
+        ValueError, match="mine is not the model that this run was started with"
+    ):  # it would be given the answers of the first
         score(other)
     same = function()
     np.testing.assert_array_equal(score(same).readings["Raw(t=70).l4"], table.readings["Raw(t=70).l4"])
@@ -70,10 +72,10 @@ def network(factor, **settings):
 
 def test_so_is_what_can_be_compiled_and_is_known_by_its_name_alone(tmp_path):
     recognise(tmp_path / "function", function(lambda x, t: 0.5 * x, traceable=True))
-    with pytest.raises(ValueError, match="mine is another model"):
+    with pytest.raises(ValueError, match="mine is not the model that this run was started with"):
         recognise(tmp_path / "function", function(lambda x, t: 0.6 * x, traceable=True))
     recognise(tmp_path / "network", network(np.float32(0.5)))
-    with pytest.raises(ValueError, match="denoiser is another model"):
+    with pytest.raises(ValueError, match="denoiser is not the model that this run was started with"):
         recognise(tmp_path / "network", network(np.float32(0.6)))
     known = network(np.float32(0.5), fingerprint="of its weights")
     recognise(tmp_path / "known", known)
@@ -82,9 +84,9 @@ def test_so_is_what_can_be_compiled_and_is_known_by_its_name_alone(tmp_path):
 
 def test_another_function_of_the_same_name_is_refused(tmp_path):
     recognise(tmp_path, function())
-    with pytest.raises(ValueError, match=r"mine is another model than this run was begun with: .* differs by 0.0"):
+    with pytest.raises(ValueError, match=r"mine is not the model that this run was started with: .* differs by 0.0"):
         recognise(tmp_path, function(lambda x, t: tanh_model(x, t) * np.float32(1.01)))
-    with pytest.raises(ValueError, match="mine is another model"):
+    with pytest.raises(ValueError, match="mine is not the model that this run was started with"):
         recognise(tmp_path, function(shape=(2, 2, 1)))
     recognise(tmp_path, function(lambda x, t: tanh_model(x, t) * np.float32(1 + 3e-5)))  # accelerators round
     recognise(tmp_path, function(lambda x, t: np.asarray(x), name="another"))
@@ -93,7 +95,7 @@ def test_another_function_of_the_same_name_is_refused(tmp_path):
 
 def test_conditional_functions_and_large_images(tmp_path):
     recognise(tmp_path, function(lambda x, t, label: np.asarray(x) + np.asarray(label, np.float32)[0], num_classes=3))
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="is not the model that this run was started with"):
         recognise(tmp_path, function(lambda x, t, label: np.asarray(x) + np.float32(1), num_classes=3))
     recognise(tmp_path / "large", function(lambda x, t: np.asarray(x), shape=(128, 128, 3)))
     assert (tmp_path / "large" / identity.FILE).stat().st_size < 120_000
@@ -118,7 +120,7 @@ def test_noise_is_named_with_the_attacks_that_remain(tmp_path, capsys):
     assert not {"dime", "dime_central", "crowding_only"} & set(remain.strip().split(", "))
     for _ in range(20):  # its own noise makes it no other model
         recognise(tmp_path, function(noisy))
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="is not the model that this run was started with"):
         recognise(tmp_path, function(lambda x, t: -noisy(x, t)))
 
 
@@ -128,7 +130,7 @@ def test_a_model_that_changes_behind_its_address_is_noticed(tmp_path):
         assert sum(server.received) == 2
         recognise(tmp_path, dj.RemoteDenoiser(server.url))
         server.model = lambda x, t: tanh_model(x, t) * np.float32(0.999)
-        with pytest.raises(ValueError, match="m is another model than this run was begun with"):
+        with pytest.raises(ValueError, match="m is not the model that this run was started with"):
             recognise(tmp_path, dj.RemoteDenoiser(server.url))
         assert sum(server.received) == queries_made(tmp_path) == 4
         server.said = metadata(parameters={**server.said["parameters"], "fingerprint": "new"})
@@ -136,7 +138,7 @@ def test_a_model_that_changes_behind_its_address_is_noticed(tmp_path):
 
 
 def test_an_answer_of_nan_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="expected a finite answer of mine to an image of noise"):
+    with pytest.raises(ValueError, match="mine must give a finite answer to an image of noise"):
         recognise(tmp_path, function(lambda x, t: np.asarray(x) * np.nan))
 
 
@@ -144,7 +146,7 @@ def test_failures_are_counted_and_the_budget_holds(tmp_path, failing):
     busy = failing(tanh_model, {1: ConnectionError("busy"), 3: ConnectionError("busy")})
     recognise(tmp_path, function(busy))
     assert busy.calls == queries_made(tmp_path) == 4
-    with pytest.raises(BudgetExceeded, match="at least 2 queries, to know the model by; got 1"):
+    with pytest.raises(BudgetExceeded, match="the budget must be >= 2 queries, to tell a changed model, got 1"):
         recognise(tmp_path / "poor", function(), budget=Budget(total=1))
     down = failing(tanh_model, dict.fromkeys(range(1, 9), ConnectionError("busy")))
     with pytest.raises(BudgetExceeded):
@@ -155,7 +157,7 @@ def test_failures_are_counted_and_the_budget_holds(tmp_path, failing):
 def test_a_used_up_budget_goes_on_with_a_warning(tmp_path, capsys):
     recognise(tmp_path, function(), budget=Budget(total=2))
     recognise(tmp_path, function(), budget=Budget(total=2), silent=False)
-    assert "the budget is used up, so it is not checked" in capsys.readouterr().err
+    assert "the budget is used up, so nothing checks" in capsys.readouterr().err
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "queries-check.bin").write_bytes(np.arange(5, dtype="<i4").tobytes())
     recognise(tmp_path / "new", function(), silent=False)

@@ -91,7 +91,7 @@ def test_conditions_are_the_captions_and_each_text_is_embedded_once(cache, monke
     model.conditions_for(None, CAPTIONS[::-1])["own"]
     words = [text for text in embedded if text]
     assert sorted(words) == sorted(set(words))
-    with pytest.raises(ValueError, match="takes captions: expected one for each image, or --captions none"):
+    with pytest.raises(ValueError, match="takes captions: give one for each image, or --captions none"):
         model.conditions_for(None, None)
 
 
@@ -226,7 +226,7 @@ def test_a_model_of_the_hub_keeps_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "fetch", lambda name: Fetched(pathlib.Path(snapshot), commit, ("unet", "vae")))
     model = dj.open_model("hf:owner/name@main", cache=tmp_path / "cache")
     assert (model.commit, model.denoiser.name) == (commit, "hf:owner/name")
-    assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, kept in model-")
+    assert model.origin.startswith(f"converted from hf:owner/name at commit {commit}, cached in model-")
 
 
 def test_a_single_file_of_the_hub(tmp_path, monkeypatch):

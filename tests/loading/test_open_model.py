@@ -20,7 +20,7 @@ SECMI, DDIM = GOLDEN / "ddpm_secmi.pt", GOLDEN / "ddpm_ddim.pt"
 
 def test_everything_that_is_a_model(tmp_path):
     converted = dj.open_model(SECMI, cache=tmp_path)
-    assert converted.origin.startswith("converted from ddpm_secmi.pt, kept in model-")
+    assert converted.origin.startswith("converted from ddpm_secmi.pt, cached in model-")
     assert "image size: 16 x 16 (x_T in the file)" in converted.facts
     directory = tmp_path / converted.origin.rpartition(" ")[2]
     for again in (dj.open_model(SECMI, cache=str(tmp_path)), dj.open_model(directory, cache=tmp_path / "elsewhere")):
@@ -105,7 +105,7 @@ def test_options_with_nothing_to_convert_are_refused(tmp_path):
 
 
 def test_options_reach_the_converter(tmp_path):
-    with pytest.raises(ValueError, match="expected --image_size"):
+    with pytest.raises(ValueError, match="add --image_size"):
         dj.open_model(DDIM, cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("model-*"))
     assert dj.open_model(DDIM, cache=tmp_path / "cache", image_size=64).denoiser.image_shape == (64, 64, 3)

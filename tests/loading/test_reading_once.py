@@ -138,4 +138,4 @@ def test_converted_models_are_kept_in_the_users_cache_and_the_message_says_so(tm
     dj.open_model(GOLDEN / "ddpm_secmi.pt", say=said.append)
     (directory,) = (tmp_path / "models").glob("model-*")
     size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
-    assert said == [f"the converted model is kept in {directory} ({size / 1e6:.1f} MB)"]
+    assert said == [f"the converted model is cached in {directory} ({size / 1e6:.1f} MB)"]

@@ -52,12 +52,12 @@ def test_it_is_counted_and_goes_through_json(spec):
     assert models.ModelSpec.from_json(json.loads(json.dumps(contents))) == spec
     assert (spec.shape, spec.num_classes, list(spec.parts)) == ((4, 4, 2), 3, ["denoiser"])
     for change, message in [
-        ({"width": 0}, r"expected width to be an integer in \[1, 8192\], got width=0"),
+        ({"width": 0}, r"width must be an integer in \[1, 8192\], got 0"),
         ({"depth": 1}, "bad fields in spec.denoiser: unknown 'depth'"),
     ]:
         with pytest.raises(ValueError, match=message):
             models.ModelSpec.from_json({**contents, "architecture": {**contents["architecture"], **change}})
-    with pytest.raises(ValueError, match="expected an image size of 4, got 8"):
+    with pytest.raises(ValueError, match="the image size must be 4, got 8"):
         dataclasses.replace(spec, image_shape=(8, 8, 2))
 
 

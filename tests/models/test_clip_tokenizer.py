@@ -121,7 +121,7 @@ def test_tokenizer_json_and_older_files_are_the_same_tokeniser(folder):
 def test_captions_must_be_a_list_of_texts():
     tokenizer = open_tokenizer(TINY, SIZE)
     for wrong in ("cat", ["cat", None], [b"cat"]):
-        with pytest.raises(ValueError, match="expected captions as a list of texts"):
+        with pytest.raises(ValueError, match="captions must be a list of strings"):
             tokenizer.encode(wrong)
     with pytest.raises(ValueError, match="half a surrogate pair"):
         tokenizer.encode(["\ud800"])
@@ -137,7 +137,7 @@ FILES = {
     "float": ("vocab.json", vocab(zebra=1.5), "got '1.5' for 'zebra'"),
     "bool": ("vocab.json", vocab(zebra=True), "got 'True' for 'zebra'"),
     "text": ("vocab.json", vocab(zebra="7" * 999), "got '7777"),
-    "twice": ("vocab.json", vocab(zebra=7), "expected a number of its own for each token"),
+    "twice": ("vocab.json", vocab(zebra=7), "tokens must have different numbers"),
     "long": ("vocab.json", json.dumps({**{k: v for k, v in IDS.items() if v != 7}, "z" * 257: 7}), "got 257"),
     "no end": ("vocab.json", json.dumps({k: v for k, v in IDS.items() if v != END}), "'<|endoftext|>'"),
     "surrogate": (
@@ -145,18 +145,26 @@ FILES = {
         json.dumps({**{k: v for k, v in IDS.items() if v != 7}, "\ud800": 7}),
         "half a surrogate pair",
     ),
-    "list": ("vocab.json", "[]", "vocab.json: expected a JSON object"),
+    "list": ("vocab.json", "[]", "vocab.json: must be a JSON object"),
     "deep": ("vocab.json", "[" * 100_000, "vocab.json: not JSON"),
     "keys": ("vocab.json", '{"a": 1, "a": 2}', "the key 'a' occurs twice"),
     "bytes": ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8"),
-    "merge": ("merges.txt", "#version: 0.2\na b c\n", "expected merges of two tokens, got 'a b c'"),
-    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "expected merges of tokens in the vocabulary"),
-    "start": ("special_tokens_map.json", '{"bos_token": "<s>"}', "CLIP's bos_token '<|startoftext|>', got '<s>'"),
-    "pad": ("special_tokens_map.json", '{"pad_token": "[PAD]"}', "special token '[PAD]' in the vocabulary"),
-    "token": ("special_tokens_map.json", '{"pad_token": [1]}', "expected a token, got '[1]'"),
-    "decoder": ("tokenizer_config.json", '{"added_tokens_decoder": {"x": "y"}}', "an object of numbers"),
+    "merge": ("merges.txt", "#version: 0.2\na b c\n", "a merge must be of two tokens, got 'a b c'"),
+    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "merges must be of tokens in the vocabulary"),
+    "start": (
+        "special_tokens_map.json",
+        '{"bos_token": "<s>"}',
+        "bos_token must be CLIP's '<|startoftext|>', got '<s>'",
+    ),
+    "pad": ("special_tokens_map.json", '{"pad_token": "[PAD]"}', "the vocabulary has no special token '[PAD]'"),
+    "token": (
+        "special_tokens_map.json",
+        '{"pad_token": [1]}',
+        "a token must be a string, or an object with content, got '[1]'",
+    ),
+    "decoder": ("tokenizer_config.json", '{"added_tokens_decoder": {"x": "y"}}', "an object whose keys are numbers"),
     "added": ("added_tokens.json", '{"<toy>": "x"}', "got 'x' for '<toy>'"),
-    "contradiction": ("added_tokens.json", '{"cat</w>": 3}', "expected one number for the token 'cat</w>', got"),
+    "contradiction": ("added_tokens.json", '{"cat</w>": 3}', "token 'cat</w>' must have one number, got"),
 }
 
 
@@ -183,19 +191,34 @@ def test_absurd_files_are_not_read(folder):
     [
         (lambda contents: contents["model"].update(type="WordPiece"), "of the type BPE, as CLIP's is, got 'WordPiece'"),
         (lambda contents: contents.update(model=None), "of the type BPE, as CLIP's is, got 'None'"),
-        (lambda contents: contents["model"].update(end_of_word_suffix=None), "CLIP's end_of_word_suffix='</w>'"),
-        (lambda contents: contents["model"].update(dropout=0.5), "CLIP's dropout=None"),
-        (lambda contents: contents.update(normalizer=None), "CLIP's steps NFC, Replace, Lowercase"),
-        (lambda contents: contents.update(normalizer={"type": "Precompiled"}), "CLIP's steps NFC, Replace, Lowercase"),
-        (lambda contents: contents.update(pre_tokenizer={"type": "ByteLevel"}), "CLIP's steps Split, ByteLevel"),
+        (
+            lambda contents: contents["model"].update(end_of_word_suffix=None),
+            "end_of_word_suffix in tokenizer.json must be CLIP's '</w>'",
+        ),
+        (lambda contents: contents["model"].update(dropout=0.5), "dropout in tokenizer.json must be CLIP's None"),
+        (
+            lambda contents: contents.update(normalizer=None),
+            "steps in tokenizer.json must be CLIP's NFC, Replace, Lowercase",
+        ),
+        (
+            lambda contents: contents.update(normalizer={"type": "Precompiled"}),
+            "steps in tokenizer.json must be CLIP's NFC, Replace, Lowercase",
+        ),
+        (
+            lambda contents: contents.update(pre_tokenizer={"type": "ByteLevel"}),
+            "steps in tokenizer.json must be CLIP's Split, ByteLevel",
+        ),
         (
             lambda contents: contents["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": "(a+)+$"}),
-            "CLIP's pattern of words",
+            "the pattern of words in tokenizer.json must be CLIP's",
         ),
-        (lambda contents: contents["model"].update(vocab=[]), "expected a vocabulary and merges"),
-        (lambda contents: contents["model"].update(merges=[["a"]]), "expected merges of two tokens"),
-        (lambda contents: contents.update(added_tokens={}), "added_tokens of tokenizer.json to be a list"),
-        (lambda contents: contents.update(added_tokens=[{"id": 1}]), "expected a token, got"),
+        (lambda contents: contents["model"].update(vocab=[]), "tokenizer.json must have a vocabulary and merges"),
+        (lambda contents: contents["model"].update(merges=[["a"]]), "a merge must be of two tokens"),
+        (lambda contents: contents.update(added_tokens={}), "added_tokens of tokenizer.json must be a list"),
+        (
+            lambda contents: contents.update(added_tokens=[{"id": 1}]),
+            "a token must be a string, or an object with content, got",
+        ),
         (lambda contents: contents["added_tokens"].append({"id": SIZE, "content": "x" * 9}), "numbered 0 to"),
     ],
 )
@@ -210,13 +233,13 @@ def test_other_kinds_of_tokenizer_json_are_refused(change, reason, folder):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"expected tokenizer\.json, or vocab\.json and merges\.txt"):
+    with pytest.raises(ValueError, match=r"must hold tokenizer\.json, or vocab\.json and merges\.txt"):
         open_tokenizer(tmp_path, SIZE)
 
 
 def test_the_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
-    with pytest.raises(ValueError, match=r"expected the extra dime_jax\[latent\] to be installed for captions"):
+    with pytest.raises(ValueError, match=r"captions need the extra dime_jax\[latent\], which is not installed"):
         open_tokenizer(TINY, SIZE)
 
 

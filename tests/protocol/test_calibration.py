@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from dime_jax import attacks
+from dime_jax import attacks, data
 from dime_jax._util.records import parse, plain
 from dime_jax.attacks import registry
 from dime_jax.attacks.rules import Weights, at_angle
 from dime_jax.evidence import metrics
-from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, standardization, theory_weights
+from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, fixed_rule, standardization
 
 DIME = attacks.get_attack("dime")
 LOSS = attacks.get_attack("loss")
@@ -126,11 +126,29 @@ def test_any_number_of_terms_with_weights_of_any_rule(schedule, monkeypatch):
 
 
 def test_weights_of_theory_need_no_images(schedule):
-    frozen = theory_weights(attacks.get_attack("dime_theory"), schedule, {"t": 100, "gamma": 0.1, "q": 10})
+    frozen = fixed_rule(attacks.get_attack("dime_theory"), schedule, {"t": 100, "gamma": 0.1, "q": 10})
     sigma = schedule.sigma(100).item()
     assert frozen.weights == pytest.approx(np.array([1, -sigma]) / np.hypot(1, sigma))
     assert (frozen.stats, frozen.threshold, frozen.queries) == (None, None, 11)
     assert not frozen.learned_direction
+
+
+def test_what_the_picture_explains_is_taken_out_of_a_calibrated_score(schedule):
+    rng = np.random.default_rng(5)
+    pictures = data.Pair(rng.normal(size=(80, 2)), rng.normal(size=(80, 2)))
+    gap = data.Pair(-0.3, 0.0)  # far below what pictures differ by
+    noise = data.Pair(*(0.2 * rng.normal(size=80) for _ in range(2)))
+    terms = TermPair(*(np.exp(of @ [2.0, -1.0] + g + e)[None] for of, g, e in zip(pictures, gap, noise)))
+    as_it_is = calibrate(LOSS, schedule, [{"t": 50}], [terms])
+    adjusted = calibrate(LOSS, schedule, [{"t": 50}], [terms], [pictures])
+    assert as_it_is.auc < 0.65 < 0.8 < adjusted.auc
+    left = [adjusted.score(*of) for of in zip(terms, pictures)]
+    assert adjusted.auc == metrics.auc(*left)
+    truth = np.concatenate([g + e for g, e in zip(gap, noise)])
+    assert np.corrcoef(np.concatenate(left), truth)[0, 1] > 0.95
+    assert parse(Calibration, json.loads(json.dumps(plain(adjusted))), "here") == adjusted
+    with pytest.raises(ValueError, match="loss@1 is adjusted for the difficulty of pictures: statistics must be given"):
+        adjusted.score(terms.member)
 
 
 class TestJson:
@@ -144,7 +162,7 @@ class TestJson:
 
     def test_entries_without_weights_are_refused_in_one_line(self):
         entry = {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
-        with pytest.raises(ValueError, match="expected here to have 'weights', it has attack, setting, phi") as error:
+        with pytest.raises(ValueError, match="here must have 'weights', it has attack, setting, phi") as error:
             parse(Calibration, entry, "here")
         assert "\n" not in str(error.value)
 

@@ -96,7 +96,7 @@ def study_config(**settings):
 
 def test_one_set_given_twice_is_refused_by_score(two_sources, tmp_path, monkeypatch, capsys):
     assert score(monkeypatch, tmp_path / "run", two_sources[1], two_sources[1]) == 2
-    assert "expected --members and --heldout to be different images, got 30 of 30" in capsys.readouterr().err
+    assert "--members and --heldout must be different images, but 30 of 30" in capsys.readouterr().err
     assert not stages.is_begun(tmp_path / "run")
 
 

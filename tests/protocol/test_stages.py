@@ -9,13 +9,13 @@ import pytest
 from tiny_model import SHAPE, function, quiet
 
 import dime_jax as dj
-from dime_jax import attacks
+from dime_jax import attacks, evidence
 from dime_jax._util import digests, records
 from dime_jax.core import draws
 from dime_jax.evidence import metrics
 from dime_jax.findings import json_files
 from dime_jax.guards import identity, model_check
-from dime_jax.protocol import calibration, stages
+from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import queries_made
 
@@ -84,7 +84,7 @@ def test_it_is_the_protocol(results, source, halves):
 
 def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
     table = score_table.read_table(directory / "test")
-    frozen = stages.read_calibrations(directory)
+    frozen = [*stages.read_calibrations(directory), *stages.read_adjusted(directory)]
     witness = planning.witness_jobs(JOBS)
     jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
@@ -191,6 +191,8 @@ def grouped(directory, results, halves, tmp_path_factory):
     stages.begin(copy, JOBS, halves, SEED, groups=groups)
     for name in ("calibration", "test"):
         shutil.copytree(directory / name, copy / name)
+    for name in ("statistics.json", "statistics.npz"):
+        shutil.copy(directory / name, copy / name)
     stages.calibrate_run(copy)
     return copy, groups
 
@@ -238,3 +240,58 @@ def test_only_the_first_process_writes(grouped, halves, tmp_path, monkeypatch):
     shutil.copy(grouped[0] / "calibration.json", tmp_path / "run")
     assert stages.evaluate_run(tmp_path / "run").results
     assert sorted((tmp_path / "run").rglob("*")) == sorted([*files, tmp_path / "run" / "calibration.json"])
+
+
+def test_adjusted_rows_are_a_fit_over_the_calibration_half_without_labels(directory, results, halves):
+    """Every adjusted AUC anew: ridge residuals of log scores, frozen on one half and applied to the other."""
+    pictures, tables = statistics.read(directory), {}
+    for half in stages.HALVES:
+        tables[half] = score_table.read_table(directory / half)
+    adjusted = {frozen.label: frozen for frozen in stages.read_adjusted(directory)}
+    for label in ("loss@1", "sima_l4@1", "level_only@1"):
+        job = stages.frozen_job(adjusted[label])
+        terms = {half: table.terms(job)[0] for half, table in tables.items()}
+        fitted = evidence.fit_difficulty(
+            np.log(terms["calibration"]), pictures.of(tables["calibration"].index)
+        )  # in the order of the table: labels play no part
+        left = fitted(np.log(terms["test"]), pictures.of(tables["test"].index))
+        sides = [left[np.isin(tables["test"].index, side)] for side in halves.test.sides]
+        assert results.row(label).adjusted.auc.value == pytest.approx(metrics.auc(*sides))
+        assert results.row(label).adjusted.setting == adjusted[label].setting
+
+
+def test_permuting_labels_of_the_calibration_half_changes_no_fit(directory, halves):
+    (frozen,) = (one for one in stages.read_adjusted(directory) if one.label == "loss@1")
+    table, pictures = score_table.read_table(directory / "calibration"), statistics.read(directory)
+    index = np.random.default_rng(0).permutation(table.index)
+    again = calibration.adjust(frozen, stages.terms_of(table, frozen, index), pictures.of(index))
+    assert again.adjustment == frozen.adjustment
+
+
+def test_statistics_are_made_once_for_all_images_and_damage_is_noticed(directory, halves, tmp_path):
+    pictures = statistics.read(directory)
+    together = np.unique(np.concatenate([*halves.calibration.sides, *halves.test.sides]))
+    assert set(together.tolist()) <= set(pictures.index.tolist())
+    with pytest.raises(ValueError, match="no statistics of some of its images"):
+        pictures.of(np.array([10**6]))
+    copy = tmp_path / "run"
+    shutil.copytree(directory, copy)
+    content = bytearray((copy / "statistics.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / "statistics.npz").write_bytes(content)
+    with pytest.raises(digests.Damaged, match=r"statistics\.npz is damaged"):
+        stages.evaluation(copy)
+
+
+def test_the_witness_is_read_plain_and_adjusted_with_the_error_split_over_both(directory, halves):
+    found = stages.read_direction(directory)
+    witness, pictures = planning.witness_jobs(JOBS), statistics.read(directory)
+    assert len(found.aucs) == 2 * 2 * len(witness)
+    confidence = 1 - 2 * found.error_rate / len(found.aucs)
+    table = score_table.read_table(directory / "test")
+    scores = np.log(table.terms(witness[0])[0])
+    left = evidence.difficulty_residuals(scores, pictures.of(table.index))
+    for adjusted, of in ((None, scores), (True, left)):
+        (auc,) = (a for a in found.aucs if (a.half, a.t, a.adjusted) == ("test", witness[0].setting["t"], adjusted))
+        sides = [of[np.isin(table.index, side)] for side in halves.test.sides]
+        np.testing.assert_allclose((auc.value, auc.low, auc.high), metrics.auc_interval(*sides, confidence))

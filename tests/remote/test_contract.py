@@ -110,12 +110,12 @@ def test_what_the_server_does_not_say_the_user_states():
             {"parameters": {**PARAMETERS, "schedule": "/etc/betas.json"}},
             "must be a name, a list of betas or tables, got /etc/betas.json",
         ),
-        ({"parameters": {**PARAMETERS, "schedule": [2.0]}}, "expected 0 < beta <= 1"),
+        ({"parameters": {**PARAMETERS, "schedule": [2.0]}}, "betas must be > 0 and <= 1"),
         (
             {"parameters": {**PARAMETERS, "schedule": {"abar": [1], "sqrt_abar": [1], "sigma": [1]}}},
             "schedule is invalid: ᾱ must be non-increasing",
         ),
-        ({"parameters": {**PARAMETERS, "schedule": [float("nan")]}}, "expected 0 < beta <= 1"),
+        ({"parameters": {**PARAMETERS, "schedule": [float("nan")]}}, "betas must be > 0 and <= 1"),
         ({"parameters": {**PARAMETERS, "schedule": [10**400]}}, "the server's betas must be a list of numbers"),
         ({"parameters": {**PARAMETERS, "schedule": [[0.1], []]}}, "the server's betas must be a list of numbers"),
         (

@@ -47,6 +47,6 @@ def test_an_exchanged_model_is_noticed(run, tmp_path):
         run(server.url, tmp_path / "attack")
         assert sum(server.received) == first + 1  # the same model is asked one question
         server.model = lambda x, t: tanh_model(x, t) * np.float32(0.99)
-        with pytest.raises(ValueError, match="m is another model than this run was begun with"):
+        with pytest.raises(ValueError, match="m is not the model that this run was started with"):
             run(server.url, tmp_path / "attack")
         assert sum(server.received) == first + 2

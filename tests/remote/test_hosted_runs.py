@@ -182,7 +182,9 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch):
             dj.open_model(server.url, cache=tmp_path, schedule="cosine")
         opened = dj.open_model(server.url, cache=tmp_path, prediction="epsilon")
         assert "prediction: epsilon (the server says so)" in opened.describe()
-    with pytest.raises(ValueError, match="expected no --max_rate: the model is not asked over a network"):
+    with pytest.raises(
+        ValueError, match="--max_rate applies only to hosted models; this one is not asked over a network"
+    ):
         dj.open_model("digits", cache=tmp_path, remote=dj.RemoteOptions(max_rate=3))
     config = dj.AuditConfig(
         output=tmp_path,

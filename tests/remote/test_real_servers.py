@@ -106,10 +106,10 @@ def test_kserve_takes_binary_tensors(tmp_path):
     python, port = install("kserve", "0.21.*", tmp_path), free_port()
     write(tmp_path, blocks("KServe"), port)
     with running([python, "model.py"], tmp_path, port) as url:
-        with pytest.raises(ValueError, match="expected --schedule"):
+        with pytest.raises(ValueError, match="add --schedule"):
             dj.RemoteDenoiser(url)  # its metadata has no place for it
         remote, extra = check(url, tmp_path, schedule="linear", prediction="epsilon")
-        assert remote._encoding.binary
+        assert remote._takes_binary
         assert extra == 0
 
 
@@ -120,5 +120,5 @@ def test_mlserver_takes_json(tmp_path):
     write(tmp_path, blocks("MLServer"), port)
     with running([python.with_name("mlserver"), "start", "."], tmp_path, port) as url:
         remote, extra = check(url, tmp_path)
-        assert not remote._encoding.binary
+        assert remote._takes_binary is False
         assert 0 < extra <= 16  # the first requests, which it refused

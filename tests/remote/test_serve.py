@@ -135,7 +135,7 @@ def test_latents_are_for_python_only(tmp_path):
     )
     with Server(model) as running:
         np.testing.assert_array_equal(dj.RemoteDenoiser(running.url).eps(X[:2], 3), X[:2])
-        with pytest.raises(ValueError, match="latent takes latents: expected a model that takes images"):
+        with pytest.raises(ValueError, match="latent takes latents; a hosted model must take images"):
             dj.open_model(running.url, cache=tmp_path)
 
 

@@ -9,7 +9,7 @@ from handmade import audit, deletion, found, record, settings
 
 from dime_jax.evidence import DeletionVerdict, Verdict
 from dime_jax.findings.finding import Findings
-from dime_jax.findings.results import AdjustedFound, CandidateRow, DeletionRow, Headline, Truth
+from dime_jax.findings.results import CandidateRow, DeletionRow, Headline, Truth
 from dime_jax.protocol.arrays import Thumbnails
 from dime_jax.report import audit_figures, html
 
@@ -67,17 +67,16 @@ def test_whatever_strangers_named_stays_text(render):
 
 def test_candidates_have_what_is_known_of_them_and_dashes_for_the_rest(render):
     told = {"score": 0.12345, "p_value": 0.05, "q_value": 0.1, "verdict": Verdict.EVIDENCE, "note": "near copy of b"}
-    judged = CandidateRow(id="a", reason="", member=True, p_adjusted=0.025, **told)
+    judged = CandidateRow(id="a", reason="", member=True, **told)
     rows = [judged, CandidateRow(id="b", reason="could not be read: is empty")]
     words = "evidence of membership near copy of b", "cannot tell could not be read: is empty"
     assert rows_of(render(audit(candidates=found()), rows)) == [
-        ["", "a", words[0], "0.05", "0.1", "0.1235"],
-        ["", "b", words[1], "–", "–", "–"],
+        ["a", words[0], "0.05", "0.1", "0.1235"],
+        ["b", words[1], "–", "–", "–"],
     ]
-    known = found(truth=Truth(3, 2, 7, 1), adjusted=AdjustedFound(missing=""))
-    assert rows_of(render(audit(candidates=known), rows)) == [
-        ["", "a", words[0], "0.05", "0.025", "0.1", "0.1235", "member"],
-        ["", "b", words[1], "–", "–", "–", "–", "not a member"],
+    assert rows_of(render(audit(candidates=found(truth=Truth(3, 2, 7, 1))), rows)) == [
+        ["a", words[0], "0.05", "0.1", "0.1235", "member"],
+        ["b", words[1], "–", "–", "–", "not a member"],
     ]
 
 
@@ -85,10 +84,9 @@ def test_withheld_verdicts_show_no_number(render):
     withheld = found(withheld="they are unlike", set_withheld="they are unlike", set_test=None, can_decide=False)
     page = render(audit((), candidates=withheld), [CandidateRow(id="a", score=0.5, reason="they are unlike")])
     assert "no verdict on 40 candidates: they are unlike" in page
-    assert "show evidence of membership, at" not in page
     assert "As a set" not in page
     assert not re.findall(r"p [=&<] ?(?:lt;)? ?0\.\d", page)
-    assert rows_of(page)[0][3:5] == ["–", "–"]
+    assert rows_of(page)[0][2:4] == ["–", "–"]
 
 
 @pytest.mark.parametrize("withheld", [None, "they are unlike"])
@@ -115,20 +113,11 @@ def test_deletion_pages(tmp_path, withheld):
         assert "9 → 1" in page
 
 
-def test_candidates_are_shown_most_member_like_first_each_with_its_own_picture():
+def test_the_extremes_have_their_own_pictures():
     made = record(np.arange(1.0, 20.0), [5.0, 0.5])
-    pixels = np.arange(2 * 2 * 2 * 3, dtype=np.uint8).reshape(2, 2, 2, 3)
     none = np.zeros(0, np.int64)
-    object.__setattr__(made.arrays, "thumbnails", Thumbnails(np.array([20]), none, none, np.array([20, 19]), pixels))
-    rows = [
-        CandidateRow(id="high", p_value=0.3, reason=""),
-        CandidateRow(id="low", p_value=0.05, reason=""),
-        CandidateRow(id="unread", reason="could not be read: is empty"),
-    ]
-    shown = html._candidate_rows(made, rows)
-    of_low, of_high = (html.picture_uri(one) for one in pixels)
-    assert [(row.id, picture) for row, picture in shown] == [("low", of_low), ("high", of_high), ("unread", None)]
-    assert html._gallery(made) == [("Members with the strongest evidence", [of_low])]
+    object.__setattr__(made.arrays, "thumbnails", Thumbnails(np.array([20]), none, none, none, np.zeros((0, 2, 2, 3))))
+    assert html._extremes(made, {19: "other", 20: "own"}) == [("Members with the strongest evidence", ["own"])]
 
 
 def test_a_figure_in_the_page_has_ids_of_its_own_the_pages_colours_and_a_description():
@@ -149,3 +138,31 @@ def test_no_figure_of_p_values_that_do_not_exist():
     drawn = audit_figures.draw_p_values(made, results, judged)
     assert [cells[0] for cells in drawn.numbers.rows] == ["1"]
     assert audit_figures.draw_p_values(made, results, judged[1:]) is None
+
+
+@pytest.mark.parametrize("candidates", [8, 0])
+def test_scores_beside_what_the_picture_predicts(candidates):
+    rng = np.random.default_rng(0)
+    predicted, scores = rng.normal(size=(2, 30))
+    scores[7] = np.nan
+    given = [list(Verdict)[k % 2] for k in range(candidates)]  # evidence and none, nothing unclear
+    x, y = rng.normal(size=(2, candidates))
+    drawn = audit_figures.draw_difficulty(np.stack([predicted, scores]), np.stack([x, y]), given)
+    points = {"held-out": [(a, b) for a, b in zip(predicted, scores) if b == b]}
+    for a, b, verdict in zip(x, y, given):
+        points.setdefault(verdict.value.split(" of ")[0], []).append((a, b))
+    lines = {line.get_label(): line for line in drawn.figure.axes[0].get_lines()}
+    assert {name for name in lines if not name.startswith("_")} == set(points)
+    for name, count, below, distance in drawn.numbers.rows:
+        np.testing.assert_array_equal(np.transpose(lines[name].get_data()), points[name])
+        assert int(count) == len(points[name])
+        assert float(below) == pytest.approx(100 * sum(b < a for a, b in points[name]) / len(points[name]), abs=0.05)
+        assert float(distance) == pytest.approx(np.median([b - a for a, b in points[name]]), rel=0.01)
+    (diagonal,) = (line for name, line in lines.items() if name.startswith("_"))
+    assert diagonal.get_slope() == 1
+    assert diagonal.get_xy1()[0] == diagonal.get_xy1()[1]
+
+
+def test_no_scores_beside_predictions_that_do_not_exist():
+    unpredicted = np.array([[np.nan, 1.0], [0.5, np.nan]])
+    assert audit_figures.draw_difficulty(unpredicted, np.ones((2, 1)), [Verdict.EVIDENCE]) is None

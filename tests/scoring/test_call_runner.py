@@ -150,6 +150,6 @@ def test_a_call_that_does_not_ask_is_refused(tmp_path, model):
 
 def test_a_network_that_answers_in_another_shape_is_refused(tmp_path):
     model = network(apply=lambda params, x, t, label: x[:, :2])
-    message = r"expected eps_fn to return shape \[\d+, 4, 4, 1\], got \[\d+, 2, 4, 1\]"
+    message = r"eps_fn must return shape \[\d+, 4, 4, 1\], got \[\d+, 2, 4, 1\]"
     with pytest.raises(ValueError, match=message):
         scoring.score(model, source(3), [job_of(NextProbe(4), "norm")], tmp_path, options=quiet())

@@ -88,7 +88,7 @@ class TestBudget:
         ("budget", "message"),
         [
             (Budget(total=167), "this needs 168 queries, and the budget of 167 has 167 left"),
-            (Budget(per_image=7), "expected at most 7 queries per image, the plan takes 8"),
+            (Budget(per_image=7), "queries per image must be <= 7, the limit: the plan takes 8"),
         ],
     )
     def test_a_plan_beyond_it_is_refused_before_the_first_query(self, tmp_path, budget, message):
@@ -129,7 +129,7 @@ class TestBudget:
 
     def test_retries_cannot_exceed_it_for_one_image(self, tmp_path):
         model = Counting(failing=(1,))
-        with pytest.raises(BudgetExceeded, match="expected at most 8 queries per image, one more is needed"):
+        with pytest.raises(BudgetExceeded, match="queries per image must be <= 8, the limit: one more is needed"):
             run(model, tmp_path, budget=Budget(per_image=8))
 
     def test_it_holds_across_resumes(self, tmp_path):
@@ -173,7 +173,7 @@ class TestFlagged:
         jobs = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
         many[100:129, 0, 0] = 255
         with pytest.raises(
-            ValueError, match=r"expected at most 10% of 300 images without an answer, got 31 so far \(31 not finite\)"
+            ValueError, match=r"too many images without an answer: limit 10% of 300, got 31 so far \(31 not finite\)"
         ):
             scoring.score(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path, options=quiet(micro_batch=4))
         assert list((tmp_path / "shards").glob("*.parquet"))
@@ -187,7 +187,7 @@ class TestFlagged:
         table = scoring.score(self.model([1.0]), source, jobs, tmp_path, tolerated=tolerated, options=quiet())
         assert np.flatnonzero(table.status == NOT_FINITE).tolist() == [5, 17, *range(100, 200)]
         many[200:220, 0, 0] = 255
-        with pytest.raises(ValueError, match="expected at most 10% of 200 images without an answer, got 21 so far"):
+        with pytest.raises(ValueError, match="too many images without an answer: limit 10% of 200, got 21 so far"):
             scoring.score(
                 *(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path / "again"),
                 tolerated=tolerated,

@@ -134,8 +134,8 @@ def test_labels_travel_with_their_images(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, "tiny is class-conditional: expected class labels in arrays, got none"),
-        (np.full(21, 3, np.int32), "expected 0 <= label < 3 in arrays, got label=3"),
+        (None, "tiny is class-conditional, but arrays has no class labels"),
+        (np.full(21, 3, np.int32), "labels in arrays must be >= 0 and < 3, got 3"),
     ],
 )
 def test_a_class_conditional_model_needs_labels(tmp_path, labels, message):
@@ -306,6 +306,6 @@ def test_programs_of_more_virtual_devices_than_cores_do_not_overlap(tmp_path, mo
 
 def test_an_image_named_twice_is_refused_before_anything_is_asked(tmp_path):
     model = function()
-    with pytest.raises(ValueError, match="expected each of the 3 indices once, got 2 different ones"):
+    with pytest.raises(ValueError, match="the 3 indices must be unique, got 2 different ones"):
         scoring.score(model, source(4), FEW, tmp_path, indices=[1, 1, 2], options=quiet())
     assert model.queries.count == 0

@@ -107,7 +107,7 @@ def test_bad_settings_are_refused_before_anything_is_asked(name, setting, messag
 
 
 def test_no_jobs_are_refused():
-    with pytest.raises(ValueError, match="expected at least one attack setting to run, got none"):
+    with pytest.raises(ValueError, match="there must be at least one attack setting to run, got none"):
         planning.make_plan([], SCHEDULE)
 
 

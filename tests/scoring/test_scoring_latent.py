@@ -110,7 +110,7 @@ def test_captions_are_part_of_the_data(tmp_path, model, whole):
     with pytest.raises(ValueError, match="data"):
         score(model, tmp_path / "other", images, jobs=JOBS[:1])
     silent = dj.data.from_images(np.stack([images.read(n) for n in range(6)]))
-    with pytest.raises(ValueError, match="expected captions for the images of arrays"):
+    with pytest.raises(ValueError, match="the images of arrays have no captions"):
         score(model, tmp_path / "silent", silent, jobs=JOBS[:1])
 
 

@@ -44,7 +44,7 @@ def test_labels_come_with_class_conditional_networks():
     spec = tiny.spec(num_classes=3)
     examples = next(inputs.read_examples(draws([4, 1]), tiny.source(10, labels=labels), np.arange(10), spec))
     np.testing.assert_array_equal(examples.condition, [1, 1])
-    with pytest.raises(ValueError, match="expected labels in arrays"):
+    with pytest.raises(ValueError, match="class-conditional, but arrays has no labels"):
         inputs.read_examples(draws([0]), tiny.source(10), np.arange(10), spec)
 
 
@@ -90,5 +90,5 @@ def test_a_bad_training_image_is_named():
 
 def test_images_of_another_size_are_refused_where_they_cannot_be_resized():
     source = data.from_images(np.random.default_rng(0).uniform(-1, 1, (4, 6, 6, 1)).astype(np.float32))
-    with pytest.raises(ValueError, match=r"expected images of 4x4, got \[6, 6, 1\]"):
+    with pytest.raises(ValueError, match=r"float images are not resized: they must be 4x4, got \[6, 6, 1\]"):
         next(inputs.read_examples(draws([0, 1]), source, np.arange(4), tiny.spec()))

@@ -144,7 +144,9 @@ def test_what_does_not_belong_to_the_run_is_refused(unbroken):
     refused("recipe.learning_rate 0.001 -> 0.1", recipe=tiny.recipe(steps=STEPS, learning_rate=0.1))
     refused("images.count 6 -> 5", members=np.arange(5))
     refused("images.fingerprint", members=np.arange(1, 7))
-    refused(f"holds a run of {STEPS} updates", recipe=tiny.recipe(steps=STEPS - 5))
+    refused(
+        f"steps must be >= {STEPS}, the updates of the run in .*, got {STEPS - 5}", recipe=tiny.recipe(steps=STEPS - 5)
+    )
 
 
 def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
@@ -157,8 +159,8 @@ def test_wrong_inputs_are_refused_before_anything_is_written(tmp_path):
 
     refused("members must not be empty", members=np.array([], int))
     refused(r"indices must be in \[0, 10\) for arrays, got 0 to 10", members=np.array([0, 10]))
-    refused("expected labels in arrays", spec=tiny.spec(num_classes=2))
-    refused("divisible by 4 devices, got 6", recipe=tiny.recipe(batch_size=6))
+    refused("class-conditional, but arrays has no labels", spec=tiny.spec(num_classes=2))
+    refused("batch_size must be divisible by 4, the devices, got 6", recipe=tiny.recipe(batch_size=6))
 
 
 def test_a_damaged_state_is_named(half, tmp_path):
@@ -175,7 +177,7 @@ def test_a_full_disk_is_seen_before_it_is_written_to(half, tmp_path, monkeypatch
     workdir = tmp_path / "run"
     shutil.copytree(half, workdir)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ValueError, match=r"expected [\d,]+ bytes free in .*state for a training state, got 1,000"):
+    with pytest.raises(ValueError, match=r"a training state needs [\d,]+ bytes free in .*state, got 1,000"):
         train(workdir)
 
 

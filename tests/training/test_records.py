@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     with records.Log(tmp_path, first=3, steps=9, batch_size=8, silent=True) as log:
         for loss in (1.0, float("nan"), float("inf")):
             log.add(jnp.float32(loss))
-        with pytest.raises(ValueError, match="expected a finite loss, got nan in update 5"):
+        with pytest.raises(ValueError, match="the loss must be finite, got nan in update 5"):
             log.write(6)
     assert written(tmp_path) == []
 

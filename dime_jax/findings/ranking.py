@@ -1,0 +1,95 @@
+"""Candidates among held-out images: the p-values that decide, those that do not, and scores for tests of the set.
+
+With what the picture explains taken out, the p-value of a candidate comes from a fit over the held-out images and this
+candidate alone, so that it does not depend on who else was asked about; a test of the set uses one pile of all.
+"""
+
+import numpy as np
+
+from dime_jax import evidence
+from dime_jax.attacks import describe_attack
+from dime_jax.evidence import Pile, Ranks
+from dime_jax.findings.results import Power
+from dime_jax.protocol import calibration, stages
+from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol.record import CompareRecord, Record
+from dime_jax.scoring.score_table import ScoreTable
+
+LEVELS = (0.05, 0.01)  # at which power is stated
+_MOST_MEMBERS = 300  # known members that power is counted on: each takes a fit of its own
+
+
+def rank(record: Record | CompareRecord, frozen: Calibration, table: ScoreTable) -> Ranks:
+    """Rank the candidates of a score table among the held-out images in it.
+
+    Args:
+      record: of the audit or comparison.
+      frozen: an attack, plain or adjusted.
+      table: of candidates and held-out images, under one of the models.
+    """
+    groups, seed = record.arrays.groups[record.arrays.heldout], record.facts.settings.seed
+    if frozen.plain:
+        scores, beside = (varied.best for varied in record.varied(frozen, table))
+        known = np.isfinite(beside)
+        return Ranks(evidence.conformal_p_values(scores, beside[known], groups[known]), scores, beside)
+    candidates, heldout = record.piles(frozen, table)
+    p_values = _p_values(candidates, heldout, groups, frozen, seed)
+    together = (heldout + candidates).residuals(_combine(frozen))
+    return Ranks(p_values, together[len(heldout.known) :], together[: len(heldout.known)])
+
+
+def unused_p_values(record: Record, table: ScoreTable) -> np.ndarray:
+    """The p-values [m] of the same attack that do not decide: plain ones if adjusted ones do, and the other way round.
+
+    NaN where there are none: weights that were fitted to labels are not adjusted.
+    """
+    decider = record.decider
+    if not decider.plain:
+        return rank(record, decider._replace(adjustment=None), table).p_values
+    if record.pictures is None or describe_attack(decider.attack).rule.fitted:
+        return np.full(len(record.arrays.candidates), np.nan)
+    return rank(record, calibration.to_adjust(decider), table).p_values
+
+
+def find_power(record: Record, table: ScoreTable) -> tuple[Power, ...]:
+    """Which share of the known members the p-values find, at each level that they can reach.
+
+    None where members are not known, and for the best of variations, which are not known of members.
+    """
+    members = record.split.member
+    if record.variations is not None or not len(members):
+        return ()
+    decider, settings = record.decider, record.facts.settings
+    if len(members) > _MOST_MEMBERS:
+        members = np.random.default_rng(settings.seed).choice(members, _MOST_MEMBERS, replace=False)
+    groups = record.arrays.groups[record.arrays.heldout]
+    if decider.plain:
+        scores = stages.frozen_scores(record.known.table, decider, members)
+        heldout = record.own_scores(record.arrays.heldout)
+        known = np.isfinite(heldout)
+        p_values = evidence.conformal_p_values(scores, heldout[known], groups[known])
+    else:
+        assert record.pictures is not None
+        terms = stages.terms_of(record.known.table, decider, members)
+        own, (_, beside) = decider.pile(terms, record.pictures.of(members)), record.piles(decider, table)
+        p_values, known = _p_values(own, beside, groups, decider, settings.seed), beside.known
+    counted = np.isfinite(p_values)
+    if not counted.any():
+        return ()
+    independent = evidence.count_groups(groups[known], int(known.sum()))
+    of_members = record.arrays.groups[members[counted]]
+    return tuple(
+        Power(level, evidence.power(p_values[counted], level, of_members))
+        for level in LEVELS
+        if evidence.smallest_p(independent) <= level
+    )
+
+
+def _p_values(images: Pile, heldout: Pile, groups: np.ndarray, frozen: Calibration, seed: int) -> np.ndarray:
+    """Adjusted p-values; held-out images without a finite answer are left out."""
+    known = heldout.known
+    return evidence.difficulty_p_values(*images, *heldout.take(known), groups[known], _combine(frozen), seed)
+
+
+def _combine(frozen: Calibration) -> evidence.Combine | None:
+    return frozen.combine if describe_attack(frozen.attack).rule.covariates else None

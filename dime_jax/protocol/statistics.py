@@ -1,0 +1,86 @@
+"""Statistics of the pictures of a run, made before anything is asked: what `evidence.difficulty` takes out of scores.
+
+    RUN/statistics.npz     index [n], statistics [n, k] of images of every role, NaN where one cannot be read
+    RUN/statistics.json    the digest of that
+
+They cost no query, and are the same for every role: members, held-out images and candidates.
+"""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from dime_jax import data, evidence
+from dime_jax._util import digests, files
+from dime_jax._util.distributed import on_first_process
+
+FILE = "statistics.json"
+_ARRAYS = "statistics.npz"
+_BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Statistics:
+    """`evidence.difficulty_statistics` [n, k] of the images at these positions in the source [n], in rising order."""
+
+    index: np.ndarray
+    statistics: np.ndarray
+
+    def of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the statistics of some images [m, k].
+
+        Raises:
+          ValueError: if one of them is not there.
+        """
+        rows = np.minimum(np.searchsorted(self.index, indices), len(self.index) - 1)
+        if not np.array_equal(self.index[rows], indices):
+            raise ValueError("the run has no statistics of some of its images: begin it again in another directory")
+        return self.statistics[rows]
+
+
+def make(directory: pathlib.Path, source: data.Source, indices: np.ndarray, transform: data.Transform) -> None:
+    """Write the statistics of some images of a run, unless they are there already.
+
+    Args:
+      directory: of the run.
+      source: the images.
+      indices: which of them, in any order.
+      transform: how the model sees them.
+    """
+
+    def write() -> None:
+        index = np.unique(indices)
+        if (directory / FILE).exists() and np.array_equal(read(directory).index, index):
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        columns = {"index": index, "statistics": of_source(source, index, transform)}
+        files.write_atomically(directory / _ARRAYS, digests.dump_arrays(columns, compress=True))
+        digests.write(directory / FILE, {"images": len(index)}, [_ARRAYS])
+
+    on_first_process(write)
+
+
+def exist(directory: pathlib.Path) -> bool:
+    """Whether a run has statistics."""
+    return (directory / FILE).exists()
+
+
+def read(directory: pathlib.Path) -> Statistics:
+    """Read the statistics of a run.
+
+    Raises:
+      FileNotFoundError: if there are none.
+      digests.Damaged: if they are not what was written.
+    """
+    columns = digests.read(directory / FILE).read_arrays(_ARRAYS)
+    return Statistics(columns["index"], columns["statistics"])
+
+
+def of_source(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:
+    """Return the statistics of some images [n, k], in their order; NaN where one cannot be read."""
+    rows = []
+    for batch in data.batches(source, _BATCH, transform, indices=indices):
+        found = evidence.difficulty_statistics(np.where(batch.mask[:, None, None, None], batch.images, 0))
+        rows.append(np.where(batch.mask[:, None], found, np.nan)[: np.sum(batch.index >= 0)])
+    return np.concatenate(rows)
