@@ -126,10 +126,10 @@ def _reserve_candidates(source: Source, split: Split, seed: int) -> Roles:
 
 
 def _append(first: Source, candidates: Source, shape: tuple[int, ...]) -> Source:
-    """One source of both. Candidates keep their ids, unless the others have the same."""
-    ids = list(candidates.ids)
-    if set(ids) & set(first.ids):
-        ids = [f"candidates/{id}" for id in ids]
+    """One source of both. Ids of candidates get their prefix whatever the others are called: draws follow from ids, so
+    that a draw which hung on names would make a p-value depend on who else was asked about.
+    """
+    ids = [f"candidates/{id}" for id in candidates.ids]
     return dataclasses.replace(own_transforms(join(first, candidates), shape), ids=[*first.ids, *ids])
 
 

@@ -56,7 +56,7 @@ def test_it_finds_the_members_among_the_candidates(result, directory):
     found = result.results["candidates"]
     with open(directory / "candidates.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["id"] for row in rows] == NAMES
+    assert [row["id"] for row in rows] == [f"candidates/{name}" for name in NAMES]
     assert [row["verdict"] == "evidence of membership" for row in rows] == [True] * 6 + [False] * 6
     assert (found["count"], found["evidence"]) == (12, 6)
     assert found["set_test"]["statistic"] > 0.6
@@ -485,8 +485,8 @@ def test_class_labels_reach_the_model(tmp_path, right):
 
 @pytest.mark.usefixtures("_no_page")
 def test_owners_count_together(tmp_path):
-    lines = [f"candidate-{i},{'one' if i < 6 else 'two'}" for i in range(12) if i != 3]
-    (tmp_path / "groups.csv").write_text("\n".join(["id,group", *lines, f"{NAMES[3]},one"]), encoding="utf-8")
+    lines = [f"candidates/candidate-{i},{'one' if i < 6 else 'two'}" for i in range(12) if i != 3]
+    (tmp_path / "groups.csv").write_text("\n".join(["id,group", *lines, f"candidates/{NAMES[3]},one"]), encoding="utf-8")
     settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
     test = auditing.audit(settings).results["candidates"]["set_test"]
     assert (test["n"], test["n_groups"]) == (12, 2)

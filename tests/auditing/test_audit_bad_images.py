@@ -176,7 +176,7 @@ UNREADABLE = {
     "animated.gif": "more than one frame",
     "cmyk.jpg": "is CMYK",
     "sixteen.png": "more than 8 bits",
-    "'=cmd|' /C calc'!A0.png": "not one of PNG",
+    "=cmd|' /C calc'!A0.png": "not one of PNG",
     "x.png": "is a named pipe",
     "loop.png": "Too many levels",
     "dir.png": "is a folder",
@@ -185,11 +185,12 @@ UNREADABLE = {
 
 def test_every_readable_candidate_of_a_hostile_folder_gets_a_verdict(hostile):
     out, good, _ = hostile
-    found = {row["id"]: row for row in rows(out / "candidates.csv")}
+    found = {row["id"].removeprefix("candidates/"): row for row in rows(out / "candidates.csv")}
     lost = found.pop("lost.png")
     assert (lost["verdict"], lost["reason"]) == ("cannot tell", "the model gave no finite answer")
     readable = [row for row in found.values() if not row["reason"]]
-    assert {row["id"] for row in readable} == {name.replace("\n", r"\n") for name in good} - {"lost.png"}
+    names = {name.replace("\n", r"\n") for name in good} - {"lost.png"}
+    assert {row["id"] for row in readable} == {f"candidates/{name}" for name in names}
     assert all(row["p_value"] and row["verdict"] for row in readable)
     assert found["snow\N{SNOWMAN}.png"]["verdict"] == "evidence of membership"
     assert found["<img src=x onerror=alert(1)>.png"]["verdict"] == "evidence of membership"
@@ -197,7 +198,8 @@ def test_every_readable_candidate_of_a_hostile_folder_gets_a_verdict(hostile):
 
 def test_every_other_candidate_gets_a_row_with_the_reason(hostile):
     out, _, _ = hostile
-    unread = {row["id"]: row for row in rows(out / "candidates.csv") if "read" in row["reason"]}
+    table = rows(out / "candidates.csv")
+    unread = {row["id"].removeprefix("candidates/"): row for row in table if "read" in row["reason"]}
     assert set(unread) == set(UNREADABLE)
     for name, reason in UNREADABLE.items():
         assert unread[name]["verdict"] == "cannot tell"
@@ -212,7 +214,7 @@ def test_all_unusable_files_are_listed_before_the_first_query(hostile):
     assert listed_before
     listed = [(row["role"], row["id"]) for row in rows(out / "unusable_images.csv")]
     known = [(role, f"{role}/{name}") for role in ("members", "heldout") for name in ("empty.jpg", "pipe.png")]
-    assert sorted(listed) == sorted([*known, *(("candidates", name) for name in UNREADABLE)])
+    assert sorted(listed) == sorted([*known, *(("candidates", f"candidates/{name}") for name in UNREADABLE)])
     results = json.loads((out / "results.json").read_text())
     (warning,) = [one for one in results["warnings"] if "cannot be used" in one]
     assert warning.startswith(
@@ -284,7 +286,7 @@ def test_a_tenth_of_a_known_role_is_left_out_and_the_list_goes_when_it_is_mended
 
 def test_candidates_none_of_which_can_be_used_are_one_line(tmp_path):
     roles = {"heldout": source(HELDOUT, "h"), "candidates": broken(CANDIDATES, range(12), "c")}
-    with pytest.raises(ValueError, match="none of the 12 candidates can be used, such as c-00000: is br"):
+    with pytest.raises(ValueError, match="none of the 12 candidates can be used, such as candidates/c-00000: is br"):
         audit_images.open_images(config(tmp_path, **roles), MODEL)
 
 
@@ -294,7 +296,7 @@ def test_candidates_that_the_model_cannot_take_stop_nobody(tmp_path):
     pictures = [*CANDIDATES[:4], *colourful, *small]
     candidates = dj.data.Source("c", [f"c{i}" for i in range(9)], pictures.__getitem__)
     found = audit_images.open_images(config(tmp_path, heldout=source(HELDOUT, "h"), candidates=candidates), MODEL)
-    assert [found.source.ids[i] for i in found.candidates] == ["c0", "c1", "c2", "c3"]
+    assert [found.source.ids[i] for i in found.candidates] == [f"candidates/c{i}" for i in range(4)]
     assert [one.reason.split(",")[0] for one in found.unusable] == ["is coloured"] * 3 + ["is 6x8"] * 2
 
 
@@ -345,7 +347,7 @@ def test_a_deletion_check_gives_unreadable_candidates_a_row(tmp_path):
     result = auditing.compare(config(tmp_path, model=MODEL, **roles), after)
     found = rows(tmp_path / "candidates.csv")
     assert len(found) == 12
-    assert (found[-1]["id"], found[-1]["reason"]) == ("c-00002", "could not be read: is broken")
+    assert (found[-1]["id"], found[-1]["reason"]) == ("candidates/c-00002", "could not be read: is broken")
     assert found[-1]["flagged_before"] == found[-1]["flagged_after"] == "False"
     assert "could not be read: is broken" in result.report.read_text(encoding="utf-8")
     assert result.results["facts"]["images"]["unusable"]["candidates"] == 1
@@ -366,19 +368,19 @@ def test_copies_of_candidates_are_named(tmp_path):
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h"), "candidates": source(pixels, "c")}
     settings = config(tmp_path, model=MODEL, attacks=("sima_l4",), **roles)
     expected = [
-        CandidateCopy("c-00003", "candidates", "c-00008", "near"),
-        CandidateCopy("c-00006", "members", "members/m-00004", "near"),
-        CandidateCopy("c-00007", "heldout", "heldout/h-00009", "exact"),
-        CandidateCopy("c-00008", "candidates", "c-00003", "near"),
+        CandidateCopy("candidates/c-00003", "candidates", "candidates/c-00008", "near"),
+        CandidateCopy("candidates/c-00006", "members", "members/m-00004", "near"),
+        CandidateCopy("candidates/c-00007", "heldout", "heldout/h-00009", "exact"),
+        CandidateCopy("candidates/c-00008", "candidates", "candidates/c-00003", "near"),
     ]
     assert audit_images.open_images(settings, MODEL).duplicates.candidates == tuple(expected)
     results = auditing.audit(settings).results
     assert results["duplicates"]["candidates"] == [copy._asdict() for copy in expected]
     notes = {row["id"]: row["note"] for row in rows(tmp_path / "candidates.csv")}
-    assert notes["c-00006"] == "near copy of members/m-00004"
-    assert notes["c-00007"] == "exact copy of heldout/h-00009"
-    assert notes["c-00008"] == "near copy of another candidate, c-00003"
-    assert notes["c-00000"] == ""
+    assert notes["candidates/c-00006"] == "near copy of members/m-00004"
+    assert notes["candidates/c-00007"] == "exact copy of heldout/h-00009"
+    assert notes["candidates/c-00008"] == "near copy of another candidate, candidates/c-00003"
+    assert notes["candidates/c-00000"] == ""
     assert any(warning.startswith("2 candidates are copies or near copies of other") for warning in results["warnings"])
 
 

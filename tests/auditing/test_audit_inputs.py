@@ -27,10 +27,18 @@ def folder(path, pixels):
 def test_roles_are_joined_in_one_source(tmp_path):
     candidates = source(images(5, 2), "c", ids=[f"x{i}" for i in range(5)])
     found = opened(tmp_path, members=MEMBERS, heldout=HELDOUT, candidates=candidates)
-    assert [found.source.ids[i] for i in found.candidates] == ["x0", "x1", "x2", "x3", "x4"]
+    assert [found.source.ids[i] for i in found.candidates] == [f"candidates/x{i}" for i in range(5)]
     np.testing.assert_array_equal(found.source[int(found.split.heldout[0])].image, HELDOUT[0].image)
     np.testing.assert_array_equal(found.source[int(found.candidates[3])].image, candidates[3].image)
     assert found.warnings == []
+
+
+def test_ids_of_candidates_do_not_hang_on_names_of_others(tmp_path):
+    """Draws follow from ids: a name that the held-out images have too must not change those of other candidates."""
+    ids = [f"x{i}" for i in range(4)]
+    for last in ("x4", HELDOUT.ids[0], f"heldout/{HELDOUT.ids[0]}"):
+        found = opened(tmp_path, heldout=HELDOUT, candidates=source(images(5, 2), "c", ids=[*ids, last]))
+        assert [found.source.ids[i] for i in found.candidates] == [f"candidates/{id}" for id in [*ids, last]]
 
 
 def test_each_source_keeps_its_own_preprocessing(tmp_path):
