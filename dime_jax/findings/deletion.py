@@ -95,8 +95,8 @@ def _check(record: CompareRecord, scores: np.ndarray, heldout: np.ndarray, usabl
         groups, of_heldout = arrays.groups[arrays.candidates], arrays.groups[arrays.heldout[usable]]
     (before, after), known, ranks = scores, heldout[:, usable], None
     if not record.decider.plain:
-        one, two = (rank(record, record.decider, table) for table in record.tables)
-        ranks = one._replace(heldout=one.heldout[usable]), two._replace(heldout=two.heldout[usable])
+        one, two = (rank(record, record.decider, table, usable) for table in record.tables)
+        ranks = one, two
     return evidence.deletion_check(
         before, after, known[0], known[1], groups, settings.level, settings.seed, heldout_groups=of_heldout, ranks=ranks
     )

@@ -19,20 +19,26 @@ LEVELS = (0.05, 0.01)  # at which power is stated
 _MOST_MEMBERS = 300  # known members that power is counted on: each takes a fit of its own
 
 
-def rank(record: Record | CompareRecord, frozen: Calibration, table: ScoreTable) -> Ranks:
+def rank(
+    record: Record | CompareRecord, frozen: Calibration, table: ScoreTable, beside: np.ndarray | None = None
+) -> Ranks:
     """Rank the candidates of a score table among the held-out images in it.
 
     Args:
       record: of the audit or comparison.
       frozen: an attack, plain or adjusted.
       table: of candidates and held-out images, under one of the models.
+      beside: which of the held-out images to rank among, bool [n]; all if None. `Ranks.heldout` is of these.
     """
-    groups, seed = record.arrays.groups[record.arrays.heldout], record.facts.settings.seed
+    kept = np.ones(len(record.arrays.heldout), bool) if beside is None else beside
+    groups, seed = record.arrays.groups[record.arrays.heldout[kept]], record.facts.settings.seed
     if frozen.plain:
-        scores, beside = (varied.best for varied in record.varied(frozen, table))
-        known = np.isfinite(beside)
-        return Ranks(evidence.conformal_p_values(scores, beside[known], groups[known]), scores, beside)
+        scores, others = (varied.best for varied in record.varied(frozen, table))
+        others = others[kept]
+        known = np.isfinite(others)
+        return Ranks(evidence.conformal_p_values(scores, others[known], groups[known]), scores, others)
     candidates, heldout = record.piles(frozen, table)
+    heldout = heldout.take(kept)
     p_values = _p_values(candidates, heldout, groups, frozen, seed)
     together = (heldout + candidates).residuals(_combine(frozen))
     return Ranks(p_values, together[len(heldout.known) :], together[: len(heldout.known)])

@@ -72,6 +72,24 @@ def test_nothing_deleted_remains(tmp_path, monkeypatch):
     assert results["flagged"] == {"before": 10, "after": 10}
 
 
+@pytest.mark.parametrize("broken", ["before", "after"])
+def test_a_held_out_image_without_an_answer_is_left_out_under_both_models(tmp_path, monkeypatch, broken):
+    monkeypatch.setattr(html, "write_comparison", lambda directory, *_: directory / "report.html")
+    lost = HELDOUT[3].reshape(-1) / 127.5 - 1
+
+    def partly(model):
+        def eps(x, t):
+            near = [np.corrcoef(row, lost)[0, 1] > 0.8 for row in np.asarray(x).reshape(len(x), -1)]
+            return np.where(np.reshape(near, (-1, 1, 1, 1)), np.nan, model.eps(x, t))
+
+        return dj.Denoiser.from_function(eps, model.schedule, model.image_shape, name=f"broken {model.name}")
+
+    models = (partly(WITH), WITHOUT) if broken == "before" else (WITH, partly(WITHOUT))
+    found = auditing.compare(config(tmp_path, model=models[0], **ROLES), models[1]).findings
+    assert found.verdict == evidence.DeletionVerdict.GONE
+    assert any("for 1 held-out images: they were left out" in warning for warning in found.warnings)
+
+
 @pytest.mark.parametrize("dead", ["before", "after"])
 def test_an_untrained_model_is_no_successful_deletion(tmp_path, monkeypatch, dead):
     monkeypatch.setattr(html, "write_comparison", lambda directory, *_: directory / "report.html")
