@@ -138,7 +138,8 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficul
 def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
     """Return the residuals [n] or [c, n] of one pile of images, each score fitted over the whole pile.
 
-    They are rounded so that images that are alike tie, whatever library does the linear algebra.
+    They are rounded so that images that are alike tie, whatever library does the linear algebra and whatever the unit
+    of the scores.
 
     Args:
       scores: [n], or [c, n] for c scores of each image.
@@ -148,9 +149,12 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np
     if scores.ndim == 2:
         statistics = np.broadcast_to(statistics, (len(scores), *statistics.shape[-2:]))
         return np.stack([difficulty_residuals(*each) for each in zip(scores, statistics)])
-    residuals = fit_difficulty(scores, statistics)(scores, statistics)
-    unit = _RESOLUTION * float(np.std(np.sort(scores)))
-    return np.round(residuals / unit) * unit if unit > 0 else np.zeros_like(residuals)
+    unit = float(np.std(np.sort(scores)))
+    if unit == 0:
+        return np.zeros_like(scores)
+    fit = fit_difficulty(scores / unit, statistics)
+    residuals = np.round(fit(scores / unit, statistics) / _RESOLUTION) * _RESOLUTION
+    return residuals * unit if fit.scale is None else residuals
 
 
 class Pile(NamedTuple):

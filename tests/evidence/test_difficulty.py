@@ -122,6 +122,16 @@ def test_a_scale_is_fitted_from_so_many_images_on():
     assert fit.scale[0] > 0.3  # the first statistic says how far scores stray
 
 
+@pytest.mark.parametrize("n", [40, 2 * IMAGES_FOR_SCALE])
+def test_the_unit_of_the_scores_changes_no_rank(n):
+    rng = np.random.default_rng(4)
+    statistics = rng.standard_normal((n, 2))
+    scores = statistics.sum(axis=1) + rng.standard_normal(n)
+    ranks = np.argsort(difficulty_residuals(scores, statistics))
+    for unit in (1e-15, 1e12):
+        np.testing.assert_array_equal(np.argsort(difficulty_residuals(unit * scores, statistics)), ranks)
+
+
 def test_statistics_beyond_five_deviations_and_those_that_do_not_vary_count_no_more():
     rng = np.random.default_rng(1)
     statistics = np.column_stack([rng.standard_normal(30), np.full(30, 7.0)])
