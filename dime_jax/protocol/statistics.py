@@ -1,7 +1,7 @@
 """Statistics of the pictures of a run, made before anything is asked: what `evidence.difficulty` takes out of scores.
 
     RUN/statistics.npz     index [n], statistics [n, k] of images of every role, NaN where one cannot be read
-    RUN/statistics.json    the digest of that
+    RUN/statistics.json    the digest of that, and of which images
 
 They cost no query, and are the same for every role: members, held-out images and candidates.
 """
@@ -18,6 +18,7 @@ from dime_jax._util.distributed import on_first_process
 FILE = "statistics.json"
 _ARRAYS = "statistics.npz"
 _BATCH = 64
+_FINISHED = ("audit.json", "compare.json")  # what goes with them is not written over
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,23 +41,32 @@ class Statistics:
 
 
 def make(directory: pathlib.Path, source: data.Source, indices: np.ndarray, transform: data.Transform) -> None:
-    """Write the statistics of some images of a run, unless they are there already.
+    """Write the statistics of some images of a run, unless they are there already: of the same images to the pixel.
 
     Args:
       directory: of the run.
       source: the images.
       indices: which of them, in any order.
       transform: how the model sees them.
+
+    Raises:
+      ValueError: for other images than those of a finished audit; some may be added.
     """
 
     def write() -> None:
         index = np.unique(indices)
-        if (directory / FILE).exists() and np.array_equal(read(directory).index, index):
-            return
+        about = {"images": len(index), "data": data.fingerprint(source, index), "transform": transform.name}
+        if exist(directory):
+            before = read(directory).index
+            if np.array_equal(before, index) and digests.read(directory / FILE).contents == about:
+                return
+            added = len(before) < len(index) and np.all(np.isin(before, index))
+            if not added and any((directory / name).exists() for name in _FINISHED):
+                raise ValueError(f"{directory} holds a finished audit of other images: choose another directory")
         directory.mkdir(parents=True, exist_ok=True)
         columns = {"index": index, "statistics": of_source(source, index, transform)}
         files.write_atomically(directory / _ARRAYS, digests.dump_arrays(columns, compress=True))
-        digests.write(directory / FILE, {"images": len(index)}, [_ARRAYS])
+        digests.write(directory / FILE, about, [_ARRAYS])
 
     on_first_process(write)
 
