@@ -71,7 +71,7 @@ class Calibration(NamedTuple):
         if not covariates:
             score = self._replace(adjustment=None).score(terms)
             log = self.adjustment is not None and self.adjustment.log
-            return Pile.of(np.log(np.maximum(score, _LEAST)) if log else score, statistics)
+            return Pile.of(log_of(score) if log else score, statistics)
         own = np.zeros((len(covariates), terms.shape[1], max(map(len, covariates))))
         for of_score, rows in zip(own, covariates):
             of_score[:, : len(rows)] = terms[list(rows)].T
@@ -120,6 +120,11 @@ class Outcome(NamedTuple):
     calibration: Calibration
     metrics: metrics.Metrics
     at_threshold: metrics.Rates
+
+
+def log_of(scores: np.ndarray) -> np.ndarray:
+    """The logarithm of scores that are positive by construction; finite for 0, NaN for NaN."""
+    return np.log(np.maximum(scores, _LEAST))
 
 
 def standardization(terms: np.ndarray) -> TermStats:

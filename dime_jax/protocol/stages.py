@@ -337,7 +337,7 @@ def read_direction(
 
 def _without_difficulty(terms: TermPair, pictures: Pair[np.ndarray]) -> Pair[np.ndarray]:
     """The witness's scores after what the pictures explain, from one fit over members and held-out images alike."""
-    left = evidence.difficulty_residuals(np.log(np.concatenate(terms, axis=1)[0]), np.concatenate(pictures))
+    left = evidence.difficulty_residuals(calibration.log_of(np.concatenate(terms, axis=1)[0]), np.concatenate(pictures))
     return Pair(left[: terms.member.shape[1]], left[terms.member.shape[1] :])
 
 

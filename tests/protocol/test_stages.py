@@ -283,6 +283,31 @@ def test_statistics_are_made_once_for_all_images_and_damage_is_noticed(directory
         stages.evaluation(copy)
 
 
+def test_statistics_are_made_again_for_other_pixels_and_never_over_those_of_a_finished_audit(tmp_path):
+    def make(pixels):
+        source = dj.data.from_images(pixels)
+        statistics.make(tmp_path, source, np.arange(len(pixels)), dj.data.transform_for(source, SHAPE))
+        return statistics.read(tmp_path).statistics
+
+    first, other = np.random.default_rng(0).integers(0, 256, (2, 6, *SHAPE), dtype=np.uint8)
+    before = make(first)
+    assert np.all(np.any(make(other) != before, axis=1))  # as many images, in the same places
+    np.testing.assert_array_equal(make(first), before)
+    (tmp_path / "audit.json").touch()
+    np.testing.assert_array_equal(make(first), before)
+    for pixels in (other, first[:5]):
+        with pytest.raises(ValueError, match="holds a finished audit of other images"):
+            make(pixels)
+    np.testing.assert_array_equal(make(np.concatenate([first, other]))[:6], before)
+
+
+def test_the_witness_of_a_model_that_answers_nothing_is_heard(directory, halves):
+    pictures = statistics.read(directory)
+    known = dj.data.Pair(*(pictures.of(side) for side in halves.test.sides))
+    left = stages._without_difficulty(dj.data.Pair(*(np.zeros((1, len(side))) for side in halves.test.sides)), known)
+    assert not np.any(np.concatenate(left))
+
+
 def test_the_witness_is_read_plain_and_adjusted_with_the_error_split_over_both(directory, halves):
     found = stages.read_direction(directory)
     witness, pictures = planning.witness_jobs(JOBS), statistics.read(directory)
