@@ -185,9 +185,17 @@ def setting_for(schedule: NoiseSchedule) -> Setting:
     return _setting(schedule.timestep_at(LOSS_SIGMA), schedule.timestep_at(LEVEL_SIGMA))
 
 
+def on_schedule(setting: Setting, schedule: NoiseSchedule) -> Setting:
+    """The grid's setting, which is for the usual schedule, at the same noise levels of this one; others as they are."""
+    return setting_for(schedule) if setting == _USUAL else setting
+
+
 def _setting(t_loss: int, t_level: int, gamma: float = GAMMA) -> Setting:
     """A setting by names of its own: no grid that someone gives for "t" or "gamma" changes a fixed rule."""
     return {"t_loss": int(t_loss), "t_level": int(t_level), "gamma_level": gamma}
+
+
+_USUAL = _setting(150, 50)
 
 
 def recipe(setting: Setting) -> Recipe:
@@ -209,7 +217,7 @@ ATTACKS = (
         NAME,
         "Loss and level",
         "Matsumoto et al. 2023 and Do, Alabi; combined here",
-        grids={profile: [_setting(150, 50)] for profile in ("paper", "quick", "light")},
+        grids={profile: [_USUAL] for profile in ("paper", "quick", "light")},
         recipe=recipe,
         signs=(1, 1, 1, 0, 0, 0, 0),
         rule=Agreement(covariates=((3, 4), (5, 6), ())),

@@ -10,8 +10,9 @@ from dime_jax import scoring
 from dime_jax._util import validate
 from dime_jax._util.flags import check_choices, documented
 from dime_jax.attacks import Setting, get_attack, load_attack_module
-from dime_jax.attacks.loss_level import NAME
+from dime_jax.attacks.loss_level import NAME, on_schedule
 from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Source
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
 from dime_jax.protocol.facts import Settings
@@ -85,16 +86,24 @@ class AuditConfig(AuditOptions, OutputOption):
         """Whether there are members to calibrate with: named, or those of the shipped example."""
         return self.members is not None or self.images is not None or self.heldout is None
 
-    def jobs(self, conditions: Collection[str] = TEXT_CONDITIONS) -> list[planning.Job]:
+    def jobs(
+        self, conditions: Collection[str] = TEXT_CONDITIONS, schedule: NoiseSchedule | None = None
+    ) -> list[planning.Job]:
         """Every attack and setting to choose from, for a model that offers these conditions; without members, one.
 
-        Without members its timesteps are those of the usual schedule; the model's own decide when it is asked.
+        The timesteps of the fixed rule are those of the model's schedule, or of the usual one until that is known.
         """
-        if self.members_known:
-            return planning.grid_jobs(*self._grid, conditions)
         for name in self.attacks or ():
             get_attack(name)
-        return planning.grid_jobs([NAME], self.profile, most=max(self.queries) if self.queries else None)
+        if self.members_known:
+            jobs = planning.grid_jobs(*self._grid, conditions)
+        else:
+            jobs = planning.grid_jobs([NAME], self.profile, most=max(self.queries) if self.queries else None)
+        if schedule is None:
+            return jobs
+        return [
+            job._replace(setting=on_schedule(job.setting, schedule)) if job.attack.name == NAME else job for job in jobs
+        ]
 
     def left_out(self, conditions: Collection[str] = (OWN,)) -> list[str]:
         """What is not asked because it costs too many queries, in one line for each attack."""

@@ -45,7 +45,7 @@ def expected(
     config: AuditConfig, images: CheckedImages, schedule: NoiseSchedule, conditions: Collection[str] = (OWN,)
 ) -> Cost:
     """What an audit of these images will take."""
-    jobs, candidates = config.jobs(conditions), len(images.candidates)
+    jobs, candidates = config.jobs(conditions, schedule), len(images.candidates)
     each = 1 + len(VARIATIONS) if config.variations else 1  # pictures for each candidate
     deciding = [job.queries for job in jobs if config.decide_with in (None, *planning.row_labels([job]))]
     if not config.members_known:

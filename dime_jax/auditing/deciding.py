@@ -7,10 +7,11 @@ import numpy as np
 
 from dime_jax import data, scoring
 from dime_jax.attacks import Setting
-from dime_jax.attacks.loss_level import RULE_LABEL
+from dime_jax.attacks.loss_level import LEVEL_SIGMA, LOSS_SIGMA, RULE_LABEL
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
+from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.evidence import Direction
 from dime_jax.protocol import stages, statistics
@@ -74,8 +75,9 @@ def decide(
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
-        why = "the fixed rule of three queries: without known members nothing can be calibrated"
         decider = stages.fixed_rule(denoiser.schedule)
+        why = "the fixed rule of three queries: without known members nothing can be calibrated"
+        why += _far_levels(denoiser.schedule, decider.setting)
         hooks = guard(config, denoiser, images, hooks)
         transform = data.transform_for(images.source, denoiser.image_shape)
         statistics.make(directory, images.source, np.concatenate([heldout, images.candidates]), transform)
@@ -91,6 +93,16 @@ def decide(
     return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, hooks)
 
 
+def _far_levels(schedule: NoiseSchedule, setting: Setting) -> str:
+    """What to add of a model whose timesteps are far from the noise levels that the fixed rule was made for."""
+    meant = np.array([LOSS_SIGMA, LEVEL_SIGMA])
+    found = np.array([float(schedule.sigma(int(setting[name]))) for name in ("t_loss", "t_level")])
+    if np.all(np.abs(np.log(found / meant)) < np.log(1.25)):
+        return ""
+    words = (" and ".join(f"{level:.2g}" for level in levels) for levels in (meant, found))
+    return "; it was made for noise levels of {}, the nearest of this model are {}".format(*words)
+
+
 def run_protocol(
     config: AuditConfig,
     denoiser: Denoiser,
@@ -100,7 +112,7 @@ def run_protocol(
     hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> scoring.Hooks:
     """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
-    jobs = config.jobs(config.offered(denoiser))
+    jobs = config.jobs(config.offered(denoiser), denoiser.schedule)
     config.check_decider(planning.row_labels(jobs))
     return stages.run(
         config.directory,
