@@ -486,7 +486,9 @@ def test_class_labels_reach_the_model(tmp_path, right):
 @pytest.mark.usefixtures("_no_page")
 def test_owners_count_together(tmp_path):
     lines = [f"candidates/candidate-{i},{'one' if i < 6 else 'two'}" for i in range(12) if i != 3]
-    (tmp_path / "groups.csv").write_text("\n".join(["id,group", *lines, f"candidates/{NAMES[3]},one"]), encoding="utf-8")
+    (tmp_path / "groups.csv").write_text(
+        "\n".join(["id,group", *lines, f"candidates/{NAMES[3]},one"]), encoding="utf-8"
+    )
     settings = config(tmp_path / "audit", model=MODEL, groups=tmp_path / "groups.csv", **ROLES)
     test = auditing.audit(settings).results["candidates"]["set_test"]
     assert (test["n"], test["n_groups"]) == (12, 2)
