@@ -107,3 +107,16 @@ def test_choices_are_checked_wherever_they_are_declared(tmp_path):
     assert {"captions", "profile"} <= {
         field.name for field in dataclasses.fields(AuditOptions) if field.metadata.get("choices")
     }
+
+
+@pytest.mark.parametrize("members", [True, False])
+def test_the_fixed_rule_is_asked_at_its_noise_levels_whatever_the_schedule(tmp_path, members):
+    roles = {} if members else {"heldout": source(images(20, 0), "h"), "candidates": source(images(1, 1), "c")}
+    config, short = dj.AuditConfig(tmp_path, **roles), dj.linear_schedule(100, 1e-3, 0.2)
+    (usual,), (own,) = (
+        [job.setting for job in config.jobs(schedule=schedule) if job.attack.name == "loss_level"]
+        for schedule in (dj.linear_schedule(), short)
+    )
+    assert (usual["t_loss"], usual["t_level"]) == (150, 50)
+    assert float(short.sigma(own["t_loss"])) == pytest.approx(0.463, abs=0.03)
+    assert float(short.sigma(own["t_level"])) == pytest.approx(0.173, abs=0.03)
