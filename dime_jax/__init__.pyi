@@ -5,7 +5,6 @@ from .attacks import Attack as Attack
 from .attacks import DimeStats as DimeStats
 from .attacks import DimeTerms as DimeTerms
 from .attacks import decide as decide
-from .attacks import dime_bands as dime_bands
 from .attacks import dime_central_terms as dime_central_terms
 from .attacks import dime_score as dime_score
 from .attacks import dime_terms as dime_terms

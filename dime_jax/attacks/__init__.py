@@ -1,8 +1,5 @@
 """The attacks as functions, and the registry of them by name: one file for each, and one line below."""
 
-from dime_jax.attacks.bands import ATTACKS as _BANDS
-from dime_jax.attacks.bands import band_energies as band_energies
-from dime_jax.attacks.bands import dime_bands as dime_bands
 from dime_jax.attacks.base import Attack as Attack
 from dime_jax.attacks.base import Reading as Reading
 from dime_jax.attacks.base import Recipe as Recipe
@@ -23,6 +20,7 @@ from dime_jax.attacks.dime import dime_norms as dime_norms
 from dime_jax.attacks.dime import dime_score as dime_score
 from dime_jax.attacks.dime import dime_terms as dime_terms
 from dime_jax.attacks.dime import theory_phi as theory_phi
+from dime_jax.attacks.level import ATTACKS as _LEVEL
 from dime_jax.attacks.loss import ATTACKS as _LOSS
 from dime_jax.attacks.loss import loss as loss
 from dime_jax.attacks.loss_level import ATTACKS as _LOSS_LEVEL
@@ -36,7 +34,6 @@ from dime_jax.attacks.registry import get_attack as get_attack
 from dime_jax.attacks.registry import register_attack as register_attack
 from dime_jax.attacks.rules import Agreement as Agreement
 from dime_jax.attacks.rules import Angles as Angles
-from dime_jax.attacks.rules import Discriminant as Discriminant
 from dime_jax.attacks.rules import Rule as Rule
 from dime_jax.attacks.rules import Single as Single
 from dime_jax.attacks.secmi import ATTACKS as _SECMI
@@ -46,7 +43,7 @@ from dime_jax.attacks.sima import sima as sima
 from dime_jax.attacks.sima import sima_mc as sima_mc
 from dime_jax.core.draws import Draw as Draw
 
-for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_BANDS, *_LOSS_LEVEL):
+for _attack in (*_LOSS, *_PIA, *_SECMI, *_SIMA, *_CLID, *_DIME, *_LEVEL, *_LOSS_LEVEL):
     register_attack(_attack)
 
 BUILT_IN = {name: get_attack(name) for name in attack_names()}

@@ -29,10 +29,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from dime_jax._util.typing import PyTree
-from dime_jax.attacks.bands import cosines, planes
 from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, row_label, run_recipe
 from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Noisy, check_draws, images, norm
 from dime_jax.attacks.dime import FAMILY, Probe
+from dime_jax.attacks.level import planes
 from dime_jax.attacks.rules import Agreement, Terms
 from dime_jax.core.denoiser import PRECISION, EpsFn
 from dime_jax.core.draws import Draw
@@ -82,7 +82,7 @@ def wiener(y: ArrayLike, sqrt_abar: ArrayLike, sigma: ArrayLike) -> Array:
     """
     y = jnp.asarray(y)
     height, width, channels = y.shape[1:]
-    down, across = cosines(height), cosines(width)
+    down, across = _cosines(height), _cosines(width)
     squares = np.add.outer((np.arange(height) / (2 * height)) ** 2, (np.arange(width) / (2 * width)) ** 2)
     noise = np.maximum(squares, 1e-9)[:, :, None] / np.where(np.arange(channels) == 0, _POWER, _COLOUR_POWER)
     signal = per_image(sqrt_abar, y) ** 2
@@ -92,8 +92,15 @@ def wiener(y: ArrayLike, sqrt_abar: ArrayLike, sigma: ArrayLike) -> Array:
 
 
 def _over_channels(v: Array, inverse: bool = False) -> Array:
-    transform = cosines(v.shape[-1])
+    transform = _cosines(v.shape[-1])
     return jnp.einsum("bijc,dc->bijd", v, transform.T if inverse else transform, precision=PRECISION)
+
+
+def _cosines(size: int) -> np.ndarray:
+    """The orthonormal cosine transform of a side [size, size]."""
+    frequency, place = np.arange(size)[:, None], np.arange(size) + 0.5
+    scale = np.sqrt((1.0 + (frequency > 0)) / size)
+    return (scale * np.cos(np.pi * frequency * place / size)).astype(np.float32)
 
 
 def _blocks(size: int) -> np.ndarray:
@@ -102,7 +109,7 @@ def _blocks(size: int) -> np.ndarray:
     starts = sorted({*range(0, size - block, _STRIDE), size - block})
     transforms = np.zeros((len(starts), block, size), np.float32)
     for transform, start in zip(transforms, starts):
-        transform[:, start : start + block] = cosines(block)
+        transform[:, start : start + block] = _cosines(block)
     return transforms
 
 

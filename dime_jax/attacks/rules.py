@@ -14,7 +14,6 @@ import numpy as np
 
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data.pairs import Pair
-from dime_jax.evidence import metrics
 
 # Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
 Terms: TypeAlias = jax.Array | np.ndarray
@@ -33,28 +32,22 @@ class TermStats(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights of one linear score, and the parameters they follow from, as results show them: {"phi": φ}.
-
-    Weights that were fitted to the labels come with an AUC on images that had no part in that, to be chosen by.
-    """
+    """The weights of one linear score, and the parameters they follow from, as results show them: {"phi": φ}."""
 
     values: tuple[float, ...]
     parameters: Mapping[str, float]
-    auc: float | None = None
 
 
 class Rule:
-    """Which weights calibration may choose from, at any setting.
+    """Which weights calibration may choose from, at any setting, by their AUC there: few, and not fitted to labels.
 
     Attributes:
       standardize: whether terms are standardised with calibration statistics first.
-      fitted: whether the weights themselves are fitted to the labels of the terms.
       covariates: of a rule that weighs several scores once the pictures' difficulty is out: for each of them, the terms
         that say something about its query. The scores are the first terms. Empty if the score is one number.
     """
 
     standardize: bool = False
-    fitted: bool = False
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
@@ -100,72 +93,6 @@ class Angles(Rule):
 def at_angle(phi: float) -> Weights:
     """cos φ and sin φ."""
     return Weights((float(np.cos(phi)), float(np.sin(phi))), {"phi": phi})
-
-
-@dataclasses.dataclass(frozen=True)
-class Discriminant(Rule):
-    """Fisher's linear discriminant of what the image alone does not explain of the terms.
-
-    The first `asked` terms y come from the model's answers, the others z from the image alone. With y = A z + b fitted
-    by ridge regression to held-out images, and S the covariance within the two sets of the residual r = y - A z - b,
-
-        score = wᵀ r,     w = (S + λ)⁻¹ (mean of r over held-out images - mean over members)
-
-    which is linear in y and z. A is fitted to images of one kind only, so z enters as what it explains of y and never
-    as what tells the sets apart. Where y does not follow z linearly, or the sets differ in more than z, a difference
-    of the pictures is left in r: less of it than in y, but the blind baseline has to watch for it. λ is chosen by
-    calibration, by the mean AUC over folds of the calibration half in which neither A nor w saw the images that are
-    judged.
-
-    Attributes:
-      asked: how many terms come from answers.
-      ridges: the values λ to choose from, for standardised terms.
-      folds: of the calibration half; fewer if it has fewer members or held-out images.
-    """
-
-    asked: int
-    ridges: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
-    folds: int = 5
-    standardize: bool = True
-    fitted: bool = True
-
-    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """One set of weights for each λ, with its cross-validated AUC; 1/2 where a set has a single image."""
-        del schedule, setting
-        fits = {ridge: tuple(self._fit(terms, ridge)) for ridge in self.ridges}
-        return [Weights(fit, {"ridge": ridge}, self._cross_validate(terms, ridge)) for ridge, fit in fits.items()]
-
-    def _fit(self, terms: TermPair, ridge: float) -> np.ndarray:
-        """Weights of all terms [columns], lower scores for members."""
-        asked, seen = terms.heldout[: self.asked], terms.heldout[self.asked :]
-        slopes = _regress(asked, seen)
-        member, heldout = (side[: self.asked] - slopes @ side[self.asked :] for side in terms)
-        within = (_covariance(member) + _covariance(heldout)) / 2
-        gap = heldout.mean(axis=1) - member.mean(axis=1)
-        weights = np.linalg.solve(within + ridge * np.eye(self.asked), gap)
-        return np.concatenate([weights, -slopes.T @ weights])
-
-    def _cross_validate(self, terms: TermPair, ridge: float) -> float:
-        folds = min(self.folds, *(side.shape[1] for side in terms))
-        return float(np.mean([self._judge(terms, ridge, fold, folds) for fold in range(folds)])) if folds > 1 else 0.5
-
-    def _judge(self, terms: TermPair, ridge: float, fold: int, folds: int) -> float:
-        """AUC on one fold of what the others teach."""
-        judged = [np.arange(side.shape[1]) % folds == fold for side in terms]
-        weights = self._fit(TermPair(*(side[:, ~mask] for side, mask in zip(terms, judged))), ridge)
-        return metrics.auc(*(weights @ side[:, mask] for side, mask in zip(terms, judged)))
-
-
-def _regress(asked: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Slopes [asked, seen] of a ridge regression of terms [asked, n] on terms [seen, n]."""
-    asked, seen = (terms - terms.mean(axis=1, keepdims=True) for terms in (asked, seen))
-    return np.linalg.solve(seen @ seen.T + np.eye(len(seen)), seen @ asked.T).T
-
-
-def _covariance(terms: np.ndarray) -> np.ndarray:
-    """Population covariance [columns, columns] of terms [columns, n]."""
-    centred = terms - terms.mean(axis=1, keepdims=True)
-    return centred @ centred.T / terms.shape[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,7 +153,7 @@ def choose_decider(
 ) -> Choice:
     """The wanted attack, or of those asked for the best on the calibration half, as far as the labels may be trusted.
 
-    To fit weights to the labels and to pick the attack that agrees with them best both follow the labels, right or
+    To turn a term against theory and to pick the attack that agrees with them best both follow the labels, right or
     wrong, so either takes a witness that confirms them. Otherwise the only attack of fixed direction that was named
     decides, or the fixed rule for audits without known members, or else the witness itself; adjusted for the difficulty
     of pictures where it can be, which needs no labels.

@@ -1,6 +1,6 @@
 """Which way round are members and held-out images? A witness of fixed direction says, and nothing overrules it.
 
-An attack whose weights were fitted to the labels follows them, right or wrong: with members and held-out images
+An attack whose weights were searched follows the labels, right or wrong: with members and held-out images
 swapped it learns to accuse what the model never saw. The witness is a score that learned nothing, lower for members by
 theory alone; if members score *above* held-out images by it, the sets are swapped or differ in kind.
 """

@@ -47,12 +47,12 @@ def rank(
 def unused_p_values(record: Record, table: ScoreTable) -> np.ndarray:
     """The p-values [m] of the same attack that do not decide: plain ones if adjusted ones do, and the other way round.
 
-    NaN where there are none: weights that were fitted to labels are not adjusted.
+    NaN where nobody looked at the pictures.
     """
     decider = record.decider
     if not decider.plain:
         return rank(record, decider._replace(adjustment=None), table).p_values
-    if record.pictures is None or describe_attack(decider.attack).rule.fitted:
+    if record.pictures is None:
         return np.full(len(record.arrays.candidates), np.nan)
     return rank(record, calibration.to_adjust(decider), table).p_values
 

@@ -36,7 +36,7 @@ class Calibration(NamedTuple):
       parameters: what the weights follow from, as results show it beside the setting: {"phi": φ} for DIME.
       stats: by which terms are standardised first; None where they are taken as they are.
       tau: the threshold, -inf where none beats calling nobody a member.
-      auc: on the calibration half; cross-validated there if the weights were fitted to its labels.
+      auc: on the calibration half.
       queries: what it costs per image.
       adjustment: what is taken out of the score because the picture explains it; None for the plain score.
     """
@@ -100,13 +100,13 @@ class Calibration(NamedTuple):
 
     @property
     def learned_direction(self) -> bool:
-        """Whether the weights were fitted to the labels, or turn a term against theory (`Attack.signs`).
+        """Whether the weights turn a term against theory (`Attack.signs`).
 
         Only labels can have taught it that; with swapped sets it would accuse those who were never seen.
         """
         attack = get_attack(self.attack)
         against = (sign * weight < -_ROUNDING for sign, weight in zip(attack.signs, self.weights))
-        return attack.rule.fitted or any(against)
+        return any(against)
 
     @property
     def threshold(self) -> float | None:
@@ -229,9 +229,7 @@ def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair:
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
     terms = pair if stats is None else pair.map(lambda side: np.stack(stats.standardize(side)))
     for weights in attack.rule.weights(schedule, setting, terms):
-        auc = weights.auc
-        if auc is None:
-            auc = metrics.auc(*(weighted(side, weights.values) for side in terms))
+        auc = metrics.auc(*(weighted(side, weights.values) for side in terms))
         yield _frozen(attack, setting, weights, stats, auc)
 
 

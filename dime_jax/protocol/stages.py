@@ -269,9 +269,7 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
         contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
         pictures = statistics.exist(directory)
         if pictures:
-            # Weights that were fitted to the labels of plain scores have no honest AUC on what is left of these.
-            unfitted = [job for job in jobs if not job.attack.rule.fitted]
-            adjusted = _calibrate_each(directory, unfitted, _row_of, statistics.read(directory))
+            adjusted = _calibrate_each(directory, jobs, _row_of, statistics.read(directory))
             contents["adjusted"] = records.plain(adjusted)
         made_from = (*CALIBRATION_FILES, *([statistics.FILE] if pictures else []))
         digests.write(directory / "calibration.json", contents, made_from)

@@ -550,8 +550,8 @@ def test_the_rows_of_a_profile(tmp_path, profile, dime, central, monte_carlo):
     assert "secmi@8" in settings.result_labels()  # of fixed cost: no profile bounds it
     expected = {"loss": [1], "pia_l2": [2], "pia_l4": [2], "pian": [2], "sima_l4": [1], "dime_central": central}
     expected |= dict.fromkeys(("dime", "dime_theory", "crowding_only"), dime)
-    expected |= {"level_only": [1, *(cost - 1 for cost in dime[1:])], "dime_bands_all": dime}
-    expected |= {name: [1] for name in ("dime_bands", "level_l4", "level_low")} | {"loss_level": [3]}
+    expected |= {"level_only": [1, *(cost - 1 for cost in dime[1:])]}
+    expected |= {name: [1] for name in ("level_l4", "level_low")} | {"loss_level": [3]}
     expected |= {
         **dict.fromkeys(("loss_mc", "sima_mc_norms", "sima_mc_vector"), monte_carlo),
         "clid": [15],

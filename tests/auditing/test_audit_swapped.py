@@ -191,7 +191,7 @@ def random_audit(directory, seed):
         members=members,
         heldout=heldout,
         candidates=source(images(20, (seed, 2)), "c"),
-        attacks=("sima_l4", "dime", "pia_l2", "secmi", "dime_bands"),
+        attacks=("sima_l4", "dime", "pia_l2", "secmi", "dime_central"),
         seed=seed,
     )
     return swapped, auditing.audit(settings).results

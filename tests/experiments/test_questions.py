@@ -21,7 +21,7 @@ def directories(tmp_path_factory):
     """Three models of one study, at two timesteps and two step sizes."""
     folder = tmp_path_factory.mktemp("study")
     settings = [{"t": t, "gamma": gamma} for t in (90, 120) for gamma in (0.1, 0.4)]
-    names = ["loss", "sima_l4", "pia_l2", "secmi", "dime", "level_only", "dime_bands", "dime_bands_all", "level_low"]
+    names = ["loss", "sima_l4", "pia_l2", "secmi", "dime", "level_only", "level_low"]
     jobs = planning.grid_jobs(names, "quick", [2, 11], settings)
     for seed in SEEDS:
         directory = folder / f"seed_{seed}"
@@ -163,7 +163,7 @@ class TestLeads:
     def test_calibration_chooses_the_reading_and_hindsight_the_rival(self, study):
         found = questions.leads(study)
         assert [one.budget for one in found] == [1, 2, 11]
-        readings = {"dime_bands", "dime_bands_all", "level_low"}
+        readings = {"level_low"}
         for lead, (number, run) in itertools.product(found, enumerate(study.runs)):
             affordable = [row for row in run.rows if row.queries <= lead.budget]
             ours, rival = lead.readings[number], lead.rivals[number]

@@ -116,11 +116,11 @@ def test_stages_repeat_without_a_model(directory, results):
 
 
 FITTED = planning.grid_jobs(
-    ["dime_bands", "dime_bands_all", "level_low"], "quick", [2], settings=[{"t": t, "gamma": 0.4} for t in (70, 120)]
+    ["dime_central", "level_low"], "quick", [2], settings=[{"t": t, "gamma": 0.4} for t in (70, 120)]
 )
 
 
-@pytest.mark.parametrize("jobs", [JOBS, FITTED], ids=["searched", "fitted"])
+@pytest.mark.parametrize("jobs", [JOBS, FITTED], ids=["searched", "adjusted"])
 def test_test_labels_choose_nothing(source, halves, tmp_path, jobs):
     member, heldout = halves.test.member, halves.test.heldout
     swapped = dj.data.Split(np.concatenate([member[:5], heldout[5:]]), np.concatenate([heldout[:5], member[5:]]))

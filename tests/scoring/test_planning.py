@@ -171,7 +171,6 @@ def test_a_budget_that_leaves_nothing_is_refused():
         (["dime"], [30, 70, 120], 0.1, 0),
         (["pia_l2"], [30, 70, 120], 0.1, 3),
         (["dime_central", "loss"], [30, 70, 120], 0.1, 0),
-        (["dime_bands"], [30, 70, 120], 0.1, 0),
     ],
 )
 def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra):
