@@ -154,7 +154,7 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
         )
     axes.set(xscale="log", xlabel="queries per image", ylabel="AUC on the test half, %")
     most = max(row.queries_per_image for row in results.results)
-    ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50, 100) if tick <= most]
+    ticks = [tick for tick in (*range(1, 4), 5, 10, 20, 30, 50, 100) if tick <= most]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axes.axhline(50, color=MUTED, lw=0.7)
