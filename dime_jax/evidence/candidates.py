@@ -143,8 +143,8 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
         )
     elif needed > 1:
         warnings.append(
-            f"the smallest attainable p {least:.3g} exceeds level/m = {level / m:.3g}: evidence needs {needed} of {m} "
-            f"candidates at that p together, and a lone member cannot be found; take {heldout_needed} held-out images"
+            f"a lone member among {m} candidates cannot be found, only {needed} or more together: the smallest p that "
+            f"so few held-out images give is {least:.3g}, above {level / m:.3g}; {heldout_needed} of them would do"
         )
     if not np.all(usable):
         warnings.append(f"{int(np.sum(~usable))} of {m} candidates have no usable score")

@@ -178,8 +178,9 @@ def _warnings(ungrouped: bool, n: int, n_groups: int, unusable: int, least: floa
     if ungrouped and n > 1:
         rates = [f"{100 * false_alarm_rate(n, correlation, 0.01):.0f} %" for correlation in (0.05, 0.2)]
         warnings.append(
-            f"no groups were given, so the {n} images count as independent; if they correlate at 0.05 (0.2), a test at "
-            f"nominal 1 % raises false alarms at about {rates[0]} ({rates[1]}): label owners, shoots or near duplicates"
+            f"no groups were given, so the {n} images count as independent; if their scores correlate by 0.05 (0.2), a "
+            f"test that should raise 1 % false alarms raises about {rates[0]} ({rates[1]}): say which images share an "
+            "owner or a shoot"
         )
     if least > level:
         warnings.append(

@@ -154,7 +154,7 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
         )
     axes.set(xscale="log", xlabel="queries per image", ylabel="AUC on the test half, %")
     most = max(row.queries_per_image for row in results.results)
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= most]
+    ticks = [tick for tick in (*range(1, 4), 5, 10, 20, 30, 50, 100) if tick <= most]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axes.axhline(50, color=MUTED, lw=0.7)
@@ -319,7 +319,17 @@ def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Seque
         return None
     start = float(np.nanmedian(heldout[0]))
     axes.axline((start, start), slope=1, color=INK, lw=0.8)
-    axes.text(0.98, 0.03, "members lie below the line", ha="right", color=MUTED, size=6.5, transform=axes.transAxes)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.08 * (high - low), high)  # room for the words
+    axes.text(
+        0.98,
+        0.03,
+        "the further below the line, the more like a member",
+        ha="right",
+        color=MUTED,
+        size=6.5,
+        transform=axes.transAxes,
+    )
     axes.set(xlabel="score that the picture alone predicts", ylabel="score (lower = more like training)")
     figures.legend_below(figure, axes)
     return AuditFigure(

@@ -157,7 +157,7 @@ def test_candidates_needed_together_is_exact():
     verdicts = evidence.candidate_verdicts(np.ones(100), 99)
     assert verdicts.can_decide
     assert verdicts.candidates_needed == 20
-    assert "lone member cannot be found" in verdicts.warnings[0]
+    assert "a lone member among 100 candidates cannot be found, only 20 or more together" in verdicts.warnings[0]
     p = np.ones(100)
     p[:19] = 0.01
     assert not evidence.candidate_verdicts(p, 99).rejected.any()
@@ -291,7 +291,7 @@ def test_a_score_that_failed_counts_against_the_set(rng):
 def test_warnings_of_the_set_test(rng):
     heldout = rng.normal(size=500)
     ungrouped = evidence.set_test(rng.normal(size=50), heldout, resamples=99)
-    assert "nominal 1 % raises false alarms at about 11 % (24 %)" in ungrouped.warnings[0]
+    assert "should raise 1 % false alarms raises about 11 % (24 %)" in ungrouped.warnings[0]
     assert evidence.set_test([0.0], heldout).warnings == []
     few = evidence.set_test([0.0, 0.1], rng.normal(size=3), ["a", "b"])
     assert few.smallest_p == pytest.approx(0.1)
