@@ -79,7 +79,7 @@ def _answer(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
         return "The attack does worse than chance on the test half: members and held-out images may be swapped."
     if row.auc.low <= 0.5 and results.direction.judgement == Judgement.ABOVE:
         return (
-            "The attack that decides cannot tell members from held-out images, but a plain score of one query can: "
+            "The attack that decides cannot tell members from held-out images, but the witness of one query can: "
             "do not read this as a sign of a clean model."
         )
     if row.auc.low <= 0.5:
@@ -307,11 +307,12 @@ def deletion_headline(results: DeletionFindings) -> Headline:
             "the two models swapped?"
         )
     attack = title(results.decided_by.attack, results.decided_by.queries_per_image)
-    flagged = results.flagged
+    flagged, adjusted = results.flagged, results.facts.adjusted
+    minus, of = (", minus what the picture explains", " of the plain scores") if adjusted else ("", "")
     detail = (
-        f"{attack} per image, with everything frozen on the model before. As a set, the {before.n:,} candidates "
+        f"{attack} per image{minus}, with everything frozen on the model before. As a set, the {before.n:,} candidates "
         f"score below a held-out image {percent(before.statistic)} of the time before ({p_text(before.p_value)}) "
-        f"and {percent(after.statistic)} after ({p_text(after.p_value)}); 50 % is chance. The change is "
+        f"and {percent(after.statistic)} after ({p_text(after.p_value)}); 50 % is chance. The change{of} is "
         f"{points(change.difference)}, {p_text(change.p_value)}."
     )
     one_by_one = f"One by one, {flagged.before:,} were flagged before and {flagged.after:,} after."

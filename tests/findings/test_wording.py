@@ -1,5 +1,7 @@
 """The words for every kind of outcome."""
 
+import dataclasses
+
 import pytest
 from handmade import ABOVE, BELOW, FAILED, FRACTION, PASSED, UNSURE, audit, blind, deletion, found, row, set_test
 
@@ -130,6 +132,11 @@ def test_every_number_has_its_interval():
     gone = wording.deletion_headline(deletion(DeletionVerdict.GONE))
     assert "75.0 % of the time before (p = 0.001) and 50.0 % after (p = 0.60); 50 % is chance" in gone.detail
     assert gone.detail.endswith("The change is +25.0 points (+12.5 to +37.5), p = 0.001.")
+    adjusted = deletion(DeletionVerdict.GONE)
+    adjusted = dataclasses.replace(adjusted, facts=dataclasses.replace(adjusted.facts, adjusted=True))
+    said = wording.deletion_headline(adjusted).detail
+    assert "minus what the picture explains" in said
+    assert "The change of the plain scores is" in said
     assert gone.candidates == "One by one, 9 were flagged before and 1 after."
     assert "About 50 % of them were used in training (95 % interval: 40 to 62 %), if" in wording.fraction(FRACTION)
     wide = wording.fraction(FRACTION._replace(low=0.04, high=0.95))
