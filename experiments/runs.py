@@ -150,6 +150,14 @@ class Run(NamedTuple):
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
+    def images_config(self) -> ConfigDict:
+        """What `study_data.open_study` needs, as it was recorded: without the places that only flags can give."""
+        config = _get_config(self.study)(self.variant).copy_and_resolve_references()
+        with config.unlocked():
+            config.seed = self.config["seed"]
+            config.data.update(self.config["data"])
+        return config
+
     @property
     def is_unchanged(self) -> bool:
         """Whether the run is what its config file says, up to where things lie."""

@@ -82,7 +82,7 @@ class Plan:
         shared, naive = self.queries_per_image, self.naive_queries_per_image
         return (
             f"{len(self.jobs)} attack settings, {shared:,} queries per image x {images:,} images = "
-            f"{shared * images:,} queries; one by one they would take {naive * images:,} ({shared / naive:.2f}x)"
+            f"{shared * images:,} queries; one by one they would take {naive * images:,} ({shared / max(1, naive):.2f}x)"
         )
 
 
