@@ -124,11 +124,20 @@ class Explained(NamedTuple):
         return tuple(_taken_out(self.rows))
 
 
+class Strongest(NamedTuple):
+    """The attacks of best mean AUC on the test half itself among those that make no more queries, for each model."""
+
+    queries: int
+    plain: tuple[Row, ...]
+    adjusted: tuple[Row, ...]
+
+
 class Difficulty(NamedTuple):
     """What the picture explains.
 
     Attributes:
       attacks: all that can be adjusted.
+      strongest: with one query, and with as many as DIME makes at most.
       rule: that for audits without known members; None where kept tables lack a reading of it.
       crowding: what it adds to DIME's rows once the picture is taken out.
       own: theory weights against level only, the largest tier of each, at their own adjusted settings, cross-fitted;
@@ -136,9 +145,30 @@ class Difficulty(NamedTuple):
     """
 
     attacks: list[Explained]
+    strongest: list[Strongest]
     rule: Explained | None
     crowding: list[Crowding]
     own: Difference | None
+
+    @property
+    def loss(self) -> Explained | None:
+        """The plainest attack of all: one query."""
+        return next((one for one in self.attacks if one.rows[0].attack == "loss"), None)
+
+    @property
+    def loss_gain(self) -> float:
+        """What that gains of AUC on the test half, in the mean over models."""
+        return 0.0 if self.loss is None else _mean_auc(self.loss.taken_out) - _mean_auc(self.loss.rows)
+
+    @property
+    def gain(self) -> float:
+        """The same of the strongest attack of one query, which may be another once it is adjusted."""
+        return _mean_auc(self.strongest[0].adjusted) - _mean_auc(self.strongest[0].plain)
+
+    @property
+    def theory(self) -> Crowding | None:
+        """What crowding adds to DIME with theory weights, at the largest tier."""
+        return next((one for one in reversed(self.crowding) if "theory" in one.same.first), None)
 
 
 class StudyAnswers(NamedTuple):
@@ -247,7 +277,23 @@ def difficulty(study: RunSet) -> Difficulty | None:
         theory = [cross_fit.scores(part, of, adjusted=True) for part, of in zip(parts, largest["dime_theory"])]
         own = _cross_fitted(parts, theory, largest["level_only"], "DIME theory weights", adjusted=True)
     attacks = [_explained(parts, of, one) for of, one in zip(jobs, rows)]
-    return Difficulty(attacks, rule, crowding(study, adjusted=True), own)
+    return Difficulty(attacks, _strongest(study), rule, crowding(study, adjusted=True), own)
+
+
+def _strongest(study: RunSet) -> list[Strongest]:
+    common = common_rows(study)
+    most = max((row.queries for rows in common for row in rows if not row.is_baseline), default=1)
+    found = []
+    for budget in sorted({1, most}):
+        plain = [rows for rows in common if max(row.queries for row in rows) <= budget]
+        adjusted = [taken for taken in map(_taken_out, plain) if len(taken) == len(study.runs)]
+        if adjusted:
+            found.append(Strongest(budget, tuple(max(plain, key=_mean_auc)), tuple(max(adjusted, key=_mean_auc))))
+    return found
+
+
+def _mean_auc(rows: Sequence[Row]) -> float:
+    return float(np.mean([row.result.auc.value for row in rows]))
 
 
 def _taken_out(rows: Sequence[Row]) -> list[Row]:
@@ -267,8 +313,9 @@ def _explained(
         tuple(cross_fit.rates(part, cross_fit.scores(part, of, way)) for part, of in zip(parts, jobs))
         for way in (False, True)
     )
-    title = rows[0].title if rows else jobs[0][0].attack.title
-    return Explained(title, max(job.queries for of in jobs for job in of), tuple(rows), plain, adjusted)
+    first = jobs[0][0]
+    title = rows[0].title if rows else first.attack.title
+    return Explained(title, max((row.queries for row in rows), default=first.queries), tuple(rows), plain, adjusted)
 
 
 def _of_each_model(common: Sequence[Sequence[Row]], budget: int) -> list[tuple[Row, ...]]:
