@@ -17,7 +17,6 @@ import dataclasses
 import pathlib
 import tempfile
 
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -93,7 +92,7 @@ def add(directory: pathlib.Path, places: dict[str, str] | None = None) -> None:
         both = np.concatenate([side for half in run.halves for side in half.sides])
         statistics.make(directory, source, both, data.transform_for(source, shape))
         if not latent and has_rule(table) and not (directory / FILE).exists():
-            _write_classical(run, table, source, scratch)
+            _write_classical(run, table, source, shape, scratch)
 
 
 def _check(run: Run, source: data.Source, captions: bool) -> None:
@@ -104,12 +103,13 @@ def _check(run: Run, source: data.Source, captions: bool) -> None:
             raise ValueError(f"{run.directory}: the images of its {key} have fingerprint {wanted}, got {found}")
 
 
-def _write_classical(run: Run, table: ScoreTable, source: data.Source, scratch: pathlib.Path) -> None:
-    nobody = Denoiser.from_function(
-        lambda x, t: jnp.zeros_like(x), table.schedule, tuple(run.config["attack"]["image_shape"]), name="nobody", traceable=True
-    )
+def _write_classical(
+    run: Run, table: ScoreTable, source: data.Source, shape: tuple[int, ...], scratch: pathlib.Path
+) -> None:
+    nobody = Denoiser.from_function(lambda x, t: x, table.schedule, shape, name="nobody", traceable=True)
     job = Job(Attack("classical", "Classical", "", recipe=lambda setting: _classical(table), signs=(0,) * 4), {})
-    asked = scoring.score(nobody, source, [job], scratch / "table", indices=table.index, seed=run.results.seed, options=QUIET)
+    place, seed = scratch / "table", run.results.seed
+    asked = scoring.score(nobody, source, [job], place, indices=table.index, seed=seed, options=QUIET)
     if asked.queries_made:
         raise AssertionError(f"no model is asked, got {asked.queries_made} queries")
     columns = {"index": table.index, "errors": asked.terms(job).astype(np.float32)}

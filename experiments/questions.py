@@ -9,8 +9,8 @@
 4. Is the same answer read better in bands (`dime_jax.attacks.bands`)? At each budget, the reading that calibration
    chooses against the strongest of all other attacks.
 5. How much of an attack is the difficulty of the picture? Every attack plain and with that taken out
-   (`evidence.difficulty`): at the frozen setting on the test half; and on the calibration half, cross-fitted, at its own
-   setting, where the rule for audits without known members stands beside them. Question 1 is asked again there.
+   (`evidence.difficulty`): at the frozen setting on the test half; at its own on the calibration half, cross-fitted,
+   where the rule for audits without known members stands beside them. Question 1 is asked again there.
 
 Every answer is a difference of AUCs on the same images, with DeLong's paired interval, which is about images and holds
 for that one model. What holds for models of the kind is told by the mean over models and its t-interval, and even that
@@ -212,7 +212,7 @@ def answers(study: RunSet) -> StudyAnswers:
 
 
 def crowding(study: RunSet, adjusted: bool = False) -> list[Crowding]:
-    """What crowding adds, for each of DIME's rows that has both terms; `adjusted` takes out what the picture explains."""
+    """What crowding adds, for each of DIME's rows that has both terms; plain, or without what the picture explains."""
     found = []
     for plain in common_rows(study):
         rows = _taken_out(plain) if adjusted else plain

@@ -8,7 +8,8 @@
     fresh_models/*.json               WORKDIR/fresh/fresh.json of `experiments.fresh_models`, one for each model
 
 What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md, which also
-has what was found on fresh models. Nothing on these pages comes from anywhere else. `experiments/templates` has their words.
+has what was found on fresh models. Nothing on these pages comes from anywhere else. `experiments/templates` has their
+words.
 """
 
 import itertools

@@ -282,7 +282,8 @@ class _Reader:
 
     def _row(self, frozen: Calibration, result: ResultRow, level: Calibration | None) -> Row:
         q = int(frozen.setting["q"]) if "q" in frozen.setting else None
-        return Row(frozen.attack, q, frozen, result, self._scores(frozen), None if level is None else self._scores(level))
+        alone = None if level is None else self._scores(level)
+        return Row(frozen.attack, q, frozen, result, self._scores(frozen), alone)
 
     def _scores(self, frozen: Calibration) -> np.ndarray:
         return stages.frozen_scores(self.test, frozen, self.index, self.pictures)
