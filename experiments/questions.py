@@ -288,7 +288,8 @@ def _strongest(study: RunSet) -> list[Strongest]:
         plain = [rows for rows in common if max(row.queries for row in rows) <= budget]
         adjusted = [taken for taken in map(_taken_out, plain) if len(taken) == len(study.runs)]
         if adjusted:
-            found.append(Strongest(budget, tuple(max(plain, key=_mean_auc)), tuple(max(adjusted, key=_mean_auc))))
+            best, left = max(plain, key=_mean_auc), max(adjusted, key=_mean_auc)
+            found.append(Strongest(budget, tuple(best), tuple(left)))
     return found
 
 
