@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dime_jax.data import Pair
 from dime_jax.evidence import metrics
-from dime_jax.protocol import calibration, stages
+from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.scoring import planning, score_table
+from experiments.kept_statistics import with_classical
 from experiments.runs import Run
 
 
@@ -23,26 +25,38 @@ class Parts(NamedTuple):
       member: which images of the table are members [n].
       first: which of them are in the first part [n].
       jobs: every attack at every setting that was asked for.
+      pictures: statistics of the images [n, k]; None in a run without them.
     """
 
     table: score_table.ScoreTable
     member: np.ndarray
     first: np.ndarray
     jobs: Sequence[planning.Job]
+    pictures: np.ndarray | None = None
+
+
+class AucTpr(NamedTuple):
+    """AUC and TPR@1%FPR."""
+
+    auc: float
+    tpr: float
 
 
 def cut(run: Run) -> Parts:
     """Read the calibration half of a run, and cut both of its sides into two equal parts, drawn by the run's seed."""
-    table = score_table.read_table(run.directory / "calibration")
+    table = with_classical(score_table.read_table(run.directory / "calibration"), run.directory)
     member, rng = np.isin(table.index, run.halves.calibration.member), np.random.default_rng(run.results.seed)
     first = np.zeros(len(member), bool)
     for side in (member, ~member):
         first[rng.permutation(np.flatnonzero(side))[: np.sum(side) // 2]] = True
-    return Parts(table, member, first, stages.read_jobs(run.directory))
+    pictures = statistics.read(run.directory).of(table.index) if statistics.exist(run.directory) else None
+    return Parts(table, member, first, stages.read_jobs(run.directory), pictures)
 
 
-def scores(parts: Parts, jobs: Sequence[planning.Job]) -> np.ndarray:
+def scores(parts: Parts, jobs: Sequence[planning.Job], adjusted: bool = False) -> np.ndarray:
     """Scores [n], lower for members, of one attack at settings to choose from; each image by what the others chose.
+
+    An adjusted score is one without what the picture explains by a fit over the others, which sees no labels.
 
     NaN for images without a finite answer at one of the settings. Scores of the two parts are on different scales.
     """
@@ -52,15 +66,24 @@ def scores(parts: Parts, jobs: Sequence[planning.Job]) -> np.ndarray:
     found = np.full(len(parts.member), np.nan)
     for chooses in (parts.first & usable, ~parts.first & usable):
         pairs = [calibration.TermPair(one[:, chooses & parts.member], one[:, chooses & ~parts.member]) for one in terms]
-        frozen = calibration.calibrate(jobs[0].attack, parts.table.schedule, settings, pairs)
-        other = usable & ~chooses
-        found[other] = frozen.score(terms[settings.index(frozen.setting)][:, other])
+        other, known, pictures = usable & ~chooses, None, parts.pictures if adjusted else None
+        if pictures is not None:
+            known = [Pair(pictures[chooses & parts.member], pictures[chooses & ~parts.member]) for _ in jobs]
+        frozen = calibration.calibrate(jobs[0].attack, parts.table.schedule, settings, pairs, known)
+        judged = terms[settings.index(frozen.setting)][:, other]
+        found[other] = frozen.score(judged, None if pictures is None else pictures[other])
     return found
 
 
 def auc(parts: Parts, found: np.ndarray) -> float:
     """The mean AUC of the two parts."""
     return float(np.mean([metrics.auc(*_sides(parts, found, part)) for part in _both(parts, found)]))
+
+
+def rates(parts: Parts, found: np.ndarray) -> AucTpr:
+    """The mean AUC and the mean TPR@1%FPR of the two parts."""
+    curves = [metrics.roc_curve(*_sides(parts, found, part)) for part in _both(parts, found)]
+    return AucTpr(auc(parts, found), float(np.mean([max(one.tpr[one.fpr <= 0.01]) for one in curves])))
 
 
 def difference(parts: Parts, first: np.ndarray, second: np.ndarray) -> metrics.Estimate:

@@ -88,9 +88,14 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     workdir = pathlib.Path(workdir)
     on_first_process(lambda: make(workdir, Size(**config.train), config.seed))
     located = ConfigDict(config)
-    located.data.source, located.data.heldout = f"folder:{workdir / 'members'}", f"folder:{workdir / 'heldout'}"
+    located.data.update(places(workdir))
     located.attack.model = str(workdir / "pipeline")
     return attack.run(located, workdir, config_file)
+
+
+def places(workdir: pathlib.Path) -> dict[str, str]:
+    """Where the images are, as `config.data` has it."""
+    return {"source": f"folder:{workdir / 'members'}", "heldout": f"folder:{workdir / 'heldout'}"}
 
 
 def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
@@ -107,15 +112,31 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     _begin(output / "train" / "run.json", {**size._asdict(), "seed": seed})
     if (output / "candidates" / METADATA).is_file():  # written last
         return
-    digits = _digits()
-    order = np.random.default_rng(seed).permutation(len(digits.captions))
-    members, heldout = digits.part(order[: size.images]), digits.part(order[size.images : 2 * size.images])
+    digits = all_digits()
+    members = digits.part(_order(digits, seed)[: size.images])
     write_tokenizer(output / "pipeline" / "tokenizer")
     train(output, digits, members, size, seed)
-    write_images(output / "members", members.part(np.arange(CANDIDATES, size.images)))
-    write_images(output / "heldout", heldout.part(np.arange(CANDIDATES, size.images)))
-    first = np.concatenate([order[:CANDIDATES], order[size.images : size.images + CANDIDATES]])
+    write_folders(output, digits, size.images, seed)
+
+
+def write_folders(output: pathlib.Path, digits: CaptionedImages, count: int, seed: int) -> None:
+    """Save members, held-out images, and candidates that are some of both.
+
+    Args:
+      output: where the folders go.
+      digits: all.
+      count: of members, and of held-out images, with the candidates among them.
+      seed: of the split.
+    """
+    order = _order(digits, seed)
+    write_images(output / "members", digits.part(order[CANDIDATES:count]))
+    write_images(output / "heldout", digits.part(order[count + CANDIDATES : 2 * count]))
+    first = np.concatenate([order[:CANDIDATES], order[count : count + CANDIDATES]])
     write_images(output / "candidates", digits.part(first))
+
+
+def _order(digits: CaptionedImages, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(len(digits.captions))
 
 
 def _begin(path: pathlib.Path, facts: Mapping[str, object]) -> None:
@@ -322,7 +343,8 @@ def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
     (folder / METADATA).write_text("\n".join([*rows, ""]), encoding="utf-8")
 
 
-def _digits() -> CaptionedImages:
+def all_digits() -> CaptionedImages:
+    """Every digit, enlarged, with its caption."""
     source = data.open_source("digits")
     assert source.labels is not None
     small = np.concatenate([source.read(index)[None].repeat(3, axis=-1) for index in range(len(source))])

@@ -1,4 +1,4 @@
-"""The paper's three questions and one of our own, from the score tables of a study's models.
+"""The paper's three questions and two of our own, from the score tables of a study's models.
 
 1. Does crowding help? DIME against its level term alone: from the same answers at the same setting, and each attack at
    the setting that calibration chose for it.
@@ -8,6 +8,9 @@
    before.
 4. Is the same answer read better in bands (attacks of the kept studies)? At each budget, the reading that calibration
    chooses against the strongest of all other attacks.
+5. How much of an attack is the difficulty of the picture? Every attack plain and with that taken out
+   (`evidence.difficulty`): at the frozen setting on the test half; at its own on the calibration half, cross-fitted,
+   where the rule for audits without known members stands beside them. Question 1 is asked again there.
 
 Every answer is a difference of AUCs on the same images, with DeLong's paired interval, which is about images and holds
 for that one model. What holds for models of the kind is told by the mean over models and its t-interval, and even that
@@ -25,6 +28,7 @@ from dime_jax.evidence import metrics
 from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import planning
 from experiments import cross_fit
+from experiments.kept_statistics import has_rule, rule_job
 from experiments.runs import Row, Run, RunSet
 
 MODELS_FOR_A_CLAIM = 5
@@ -96,8 +100,78 @@ class ReadingLead(NamedTuple):
     difference: Difference
 
 
+class Explained(NamedTuple):
+    """An attack, and what the picture explains of it.
+
+    Attributes:
+      title: of the attack.
+      queries: per image.
+      rows: of each model, with their adjusted ones; none for the rule without members, which kept runs did not ask for.
+      plain: on the calibration half at its own setting, cross-fitted, for each model.
+      adjusted: the same with what the picture explains taken out, at its own setting.
+    """
+
+    title: str
+    queries: int
+    rows: tuple[Row, ...]
+    plain: tuple[cross_fit.AucTpr, ...]
+    adjusted: tuple[cross_fit.AucTpr, ...]
+
+    @property
+    def taken_out(self) -> tuple[Row, ...]:
+        """The adjusted rows."""
+        return tuple(_taken_out(self.rows))
+
+
+class Strongest(NamedTuple):
+    """The attacks of best mean AUC on the test half itself among those that make no more queries, for each model."""
+
+    queries: int
+    plain: tuple[Row, ...]
+    adjusted: tuple[Row, ...]
+
+
+class Difficulty(NamedTuple):
+    """What the picture explains.
+
+    Attributes:
+      attacks: all that can be adjusted.
+      strongest: with one query, and with as many as DIME makes at most.
+      rule: that for audits without known members; None where kept tables lack a reading of it.
+      crowding: what it adds to DIME's rows once the picture is taken out.
+      own: theory weights against level only, the largest tier of each, at their own adjusted settings, cross-fitted;
+        None where there is none of either.
+    """
+
+    attacks: list[Explained]
+    strongest: list[Strongest]
+    rule: Explained | None
+    crowding: list[Crowding]
+    own: Difference | None
+
+    @property
+    def loss(self) -> Explained | None:
+        """The plainest attack of all: one query."""
+        return next((one for one in self.attacks if one.rows[0].attack == "loss"), None)
+
+    @property
+    def loss_gain(self) -> float:
+        """What that gains of AUC on the test half, in the mean over models."""
+        return 0.0 if self.loss is None else _mean_auc(self.loss.taken_out) - _mean_auc(self.loss.rows)
+
+    @property
+    def gain(self) -> float:
+        """The same of the strongest attack of one query, which may be another once it is adjusted."""
+        return _mean_auc(self.strongest[0].adjusted) - _mean_auc(self.strongest[0].plain)
+
+    @property
+    def theory(self) -> Crowding | None:
+        """What crowding adds to DIME with theory weights, at the largest tier."""
+        return next((one for one in reversed(self.crowding) if "theory" in one.same.first), None)
+
+
 class StudyAnswers(NamedTuple):
-    """All four, and the rows that all models of the study have: for each row, that of every model."""
+    """All five, and the rows that all models of the study have: for each row, that of every model."""
 
     rows: list[list[Row]]
     crowding: list[Crowding]
@@ -105,6 +179,7 @@ class StudyAnswers(NamedTuple):
     settings: list[AtSetting]
     tiers: list[Difference]
     leads: list[ReadingLead]
+    difficulty: Difficulty | None
 
 
 def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
@@ -125,20 +200,29 @@ def answers(study: RunSet) -> StudyAnswers:
     """Everything that the study's score tables say."""
     settings = at_settings(study, "t") + at_settings(study, "gamma")
     return StudyAnswers(
-        common_rows(study), crowding(study), against_baselines(study), settings, between_tiers(study), leads(study)
+        common_rows(study),
+        crowding(study),
+        against_baselines(study),
+        settings,
+        between_tiers(study),
+        leads(study),
+        difficulty(study),
     )
 
 
-def crowding(study: RunSet) -> list[Crowding]:
-    """What crowding adds, for each of DIME's rows that has both terms."""
+def crowding(study: RunSet, adjusted: bool = False) -> list[Crowding]:
+    """What crowding adds, for each of DIME's rows that has both terms; plain, or without what the picture explains."""
     found = []
-    for rows in common_rows(study):
-        if rows[0].level is None:
-            continue
+    for plain in common_rows(study):
+        rows = _taken_out(plain) if adjusted else plain
         levels = [row._replace(scores=row.level) for row in rows if row.level is not None]
+        if not levels:
+            continue
         same = _difference(study.runs, rows, levels, "its level, same setting")
-        alone = [run.largest_tier("level_only", row.queries) for run, row in zip(study.runs, rows)]
-        own = _difference(study.runs, rows, [row for row in alone if row]) if all(alone) else None
+        tiers = [run.largest_tier("level_only", row.queries) for run, row in zip(study.runs, rows)]
+        alone = [row for row in tiers if row]
+        alone = _taken_out(alone) if adjusted else alone
+        own = _difference(study.runs, rows, alone) if len(alone) == len(rows) else None
         found.append(Crowding(tuple(row.calibration.weights[1] for row in rows), same, own))
     return found
 
@@ -176,6 +260,64 @@ def leads(study: RunSet) -> list[ReadingLead]:
     return found
 
 
+def difficulty(study: RunSet) -> Difficulty | None:
+    """What the picture explains of every attack; None where a run has no statistics of the pictures."""
+    parts = [cross_fit.cut(run) for run in study.runs]
+    if any(part.pictures is None for part in parts):
+        return None
+    rows = [rows for rows in common_rows(study) if len(_taken_out(rows)) == len(rows)]
+    jobs = [[_jobs_of(part, one[0]) for part in parts] for one in rows]
+    rule = None
+    if all(has_rule(part.table) for part in parts):
+        rule = _explained(parts, [[rule_job(part.table)] for part in parts])
+    largest = {one[0].attack: of for of, one in zip(jobs, rows)}  # the last tier is the largest
+    own = None
+    if {"dime_theory", "level_only"} <= largest.keys():
+        theory = [cross_fit.scores(part, of, adjusted=True) for part, of in zip(parts, largest["dime_theory"])]
+        own = _cross_fitted(parts, theory, largest["level_only"], "DIME theory weights", adjusted=True)
+    attacks = [_explained(parts, of, one) for of, one in zip(jobs, rows)]
+    return Difficulty(attacks, _strongest(study), rule, crowding(study, adjusted=True), own)
+
+
+def _strongest(study: RunSet) -> list[Strongest]:
+    common = common_rows(study)
+    most = max((row.queries for rows in common for row in rows if not row.is_baseline), default=1)
+    found = []
+    for budget in sorted({1, most}):
+        plain = [rows for rows in common if max(row.queries for row in rows) <= budget]
+        adjusted = [taken for taken in map(_taken_out, plain) if len(taken) == len(study.runs)]
+        if adjusted:
+            best, left = max(plain, key=_mean_auc), max(adjusted, key=_mean_auc)
+            found.append(Strongest(budget, tuple(best), tuple(left)))
+    return found
+
+
+def _mean_auc(rows: Sequence[Row]) -> float:
+    return float(np.mean([row.result.auc.value for row in rows]))
+
+
+def _taken_out(rows: Sequence[Row]) -> list[Row]:
+    return [row.adjusted for row in rows if row.adjusted]
+
+
+def _jobs_of(part: cross_fit.Parts, row: Row) -> list[planning.Job]:
+    """Every setting that calibration chose a row's from."""
+    return [job for job in part.jobs if (job.attack.name, job.setting.get("q")) == (row.attack, row.q)]
+
+
+def _explained(
+    parts: Sequence[cross_fit.Parts], jobs: Sequence[Sequence[planning.Job]], rows: Sequence[Row] = ()
+) -> Explained:
+    """An attack at the settings that each model was asked at."""
+    plain, adjusted = (
+        tuple(cross_fit.rates(part, cross_fit.scores(part, of, way)) for part, of in zip(parts, jobs))
+        for way in (False, True)
+    )
+    first = jobs[0][0]
+    title = rows[0].title if rows else first.attack.title
+    return Explained(title, max((row.queries for row in rows), default=first.queries), tuple(rows), plain, adjusted)
+
+
 def _of_each_model(common: Sequence[Sequence[Row]], budget: int) -> list[tuple[Row, ...]]:
     """For each model: its rows that make no more queries."""
     return list(zip(*(rows for rows in common if max(row.queries for row in rows) <= budget)))
@@ -205,14 +347,18 @@ def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
 
 
 def _cross_fitted(
-    parts: Sequence[cross_fit.Parts], dime: Sequence[np.ndarray], rivals: Sequence[Sequence[planning.Job]]
+    parts: Sequence[cross_fit.Parts],
+    scores: Sequence[np.ndarray],
+    rivals: Sequence[Sequence[planning.Job]],
+    title: str = "DIME",
+    adjusted: bool = False,
 ) -> Difference:
-    """DIME's scores against another attack at the settings that are left to it, for each model."""
+    """An attack's scores against another attack at the settings that are left to it, for each model."""
     models = [
-        cross_fit.difference(part, scores, cross_fit.scores(part, jobs))
-        for part, scores, jobs in zip(parts, dime, rivals)
+        cross_fit.difference(part, one, cross_fit.scores(part, jobs, adjusted))
+        for part, one, jobs in zip(parts, scores, rivals)
     ]
-    return Difference("DIME", rivals[0][0].attack.title, tuple(models))
+    return Difference(title, rivals[0][0].attack.title, tuple(models))
 
 
 def jobs_by_value(jobs: Sequence[planning.Job], name: str, axis: str) -> dict[float, list[planning.Job]]:

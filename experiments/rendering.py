@@ -7,6 +7,7 @@ import jinja2
 import numpy as np
 
 from dime_jax.evidence.metrics import Estimate
+from experiments.cross_fit import AucTpr
 from experiments.questions import MODELS_FOR_A_CLAIM, Difference, over_models
 from experiments.runs import METRICS, Row
 from experiments.without_model import describe
@@ -25,6 +26,11 @@ def p_value(p: float) -> str:
 def mean_rate(rows: Sequence[Row], metric: str) -> str:
     """Return the mean of a metric over rows, in per cent."""
     return f"{100 * np.mean([row.estimate(metric).value for row in rows]):.1f}"
+
+
+def auc_tpr(pairs: Sequence[AucTpr]) -> str:
+    """Return the mean AUC and the mean TPR@1%FPR over models, in per cent."""
+    return " / ".join(f"{100 * mean:.1f}" for mean in np.mean(pairs, axis=0))
 
 
 def mean_over_models(values: Sequence[float]) -> str:
@@ -64,6 +70,7 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.globals |= {"metrics": METRICS, "score_tables": score_tables, "models_for_a_claim": MODELS_FOR_A_CLAIM}
 _TEMPLATES.filters |= {
+    "auc_tpr": auc_tpr,
     "cells": difference_cells,
     "fmt": format,
     "latex": latex,

@@ -5,14 +5,17 @@
     FOLDER/.../progress.json          of `experiments.memorisation`
     FOLDER/dataset_size.json, query_budget.json         of `experiments.synthetic`
     FOLDER/ideal_gap.json             of `experiments.figures --model`
+    fresh_models/*.json               WORKDIR/fresh/fresh.json of `experiments.fresh_models`, one for each model
 
-What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md. Nothing on
-these pages comes from anywhere else. `experiments/templates` has their words.
+What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md, which also
+has what was found on fresh models. Nothing on these pages comes from anywhere else. `experiments/templates` has their
+words.
 """
 
+import itertools
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +25,14 @@ from dime_jax._util import files, records
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding
 from dime_jax.report import figures
-from experiments import dp_table, memorisation, model_figures, questions, synthetic
+from experiments import dp_table, fresh_models, memorisation, model_figures, questions, synthetic
 from experiments.attack import CONFIG_FILE
 from experiments.rendering import render
 from experiments.run_table import Table, is_papers_setting, make_table
 from experiments.runs import Row, RunSet, group_runs, read_run
 
 _DPI = 130
+FRESH = "fresh_models"
 
 
 class NoiseLead(NamedTuple):
@@ -148,6 +152,65 @@ class StudyResults(NamedTuple):
         return [run.results.blind_baseline for run in self.runs.runs if run.results.blind_baseline is not None]
 
 
+class Reading(NamedTuple):
+    """What one reading of a fresh model's answers achieves."""
+
+    auc: Estimate
+    tpr_at_1pct_fpr: Estimate
+
+
+class FreshModel(NamedTuple):
+    """A model that was trained after the rule for audits without known members was frozen: fresh.json.
+
+    Attributes:
+      file: its config and variant.
+      seed: of the model.
+      members: how many there are; all are counted.
+      fitted: held-out images that the pictures' difficulty was fitted to.
+      counted: held-out images that were counted.
+      queries_made: in all.
+      readings: by name.
+      lead_over_plain_loss: of the rule, AUC on the same images.
+    """
+
+    file: str
+    seed: int
+    members: int
+    fitted: int
+    counted: int
+    queries_made: int
+    readings: Mapping[str, Reading]
+    lead_over_plain_loss: Estimate
+
+    @property
+    def study(self) -> str:
+        """Its config and variant: "cifar10:overnight"."""
+        name, _, variant = self.file.partition(":")
+        return ":".join(filter(None, (pathlib.Path(name).stem, variant)))
+
+    @property
+    def rule(self) -> Reading:
+        """The rule's."""
+        return self.readings[fresh_models.RULE]
+
+    @property
+    def plain(self) -> Reading:
+        """Plain loss of the same queries."""
+        return self.readings[fresh_models.PLAIN]
+
+
+class FreshStudy(NamedTuple):
+    """The fresh models of one config."""
+
+    name: str
+    models: list[FreshModel]
+
+    @property
+    def lead(self) -> Estimate | None:
+        """The mean lead over models, with its t-interval; None for a single model."""
+        return questions.over_models([one.lead_over_plain_loss.value for one in self.models])
+
+
 class Folder(NamedTuple):
     """What one folder of finished work holds.
 
@@ -228,6 +291,13 @@ def find_drawn(folder: pathlib.Path) -> list[DrawnFile]:
     return found
 
 
+def read_fresh(folder: pathlib.Path) -> list[FreshStudy]:
+    """Read what was found on fresh models, by config and seed; nothing if there is no such folder."""
+    models = [records.parse(FreshModel, json.loads(file.read_bytes()), str(file)) for file in folder.glob("*.json")]
+    models.sort(key=lambda one: (one.study, one.seed))
+    return [FreshStudy(name, list(of)) for name, of in itertools.groupby(models, key=lambda one: one.study)]
+
+
 def study_section(study: StudyResults, page: pathlib.Path) -> str:
     """Return the section of one study, with the tables of all its models and what it takes to make them again."""
     run = study.runs.first
@@ -250,9 +320,11 @@ def to_pages(kept: pathlib.Path, page: pathlib.Path) -> dict[pathlib.Path, str]:
       kept: the folder of folders, see the module.
       page: of the short answers; the others lie beside it.
     """
-    folders = [read_folder(folder, page) for folder in sorted(kept.iterdir()) if folder.is_dir()]
+    kept_folders = [folder for folder in sorted(kept.iterdir()) if folder.is_dir() and folder.name != FRESH]
+    folders = [read_folder(folder, page) for folder in kept_folders]
     drawn = [one for folder in folders for one in folder.drawn]
-    short = render("results.md", page=page, folders=folders, drawn=drawn, over_seeds=dp_table.over_seeds)
+    values = {"over_seeds": dp_table.over_seeds, "fresh": read_fresh(kept / FRESH)}
+    short = render("results.md", page=page, folders=folders, drawn=drawn, **values)
     return {page: short, **{folder.page: folder_page(folder) for folder in folders}}
 
 

@@ -17,8 +17,8 @@ from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import StudyFindings
-from dime_jax.protocol import stages
-from dime_jax.protocol.calibration import Calibration
+from dime_jax.protocol import stages, statistics
+from dime_jax.protocol.calibration import Calibration, adjust
 from dime_jax.protocol.evaluation import ResultRow
 from dime_jax.protocol.frozen import without_crowding
 from dime_jax.scoring import score_table
@@ -46,6 +46,9 @@ class Row(NamedTuple):
       scores: of every image of the test half [n], in the order of their positions, lower for members; NaN where the
         model had no finite answer.
       level: the same without the crowding term, at the same setting; None for attacks that have none.
+      adjusted: the same attack with what the picture explains taken out, without labels, by a fit that is frozen over
+        the calibration half; at its own setting, or in runs without such a calibration at the same one. None for
+        weights that were fitted to labels, and in runs without statistics of the pictures.
     """
 
     attack: str
@@ -54,6 +57,7 @@ class Row(NamedTuple):
     result: ResultRow
     scores: np.ndarray
     level: np.ndarray | None = None
+    adjusted: "Row | None" = None
 
     @property
     def queries(self) -> int:
@@ -150,6 +154,14 @@ class Run(NamedTuple):
         before, now = dict(_flat(json.loads(default.to_json()))), dict(_flat(self.config))
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
+    def images_config(self) -> ConfigDict:
+        """What `study_data.open_study` needs, as it was recorded: without the places that only flags can give."""
+        config = _get_config(self.study)(self.variant).copy_and_resolve_references()
+        with config.unlocked():
+            config.seed = self.config["seed"]
+            config.data.update(self.config["data"])
+        return config
+
     @property
     def is_unchanged(self) -> bool:
         """Whether the run is what its config file says, up to where things lie."""
@@ -231,26 +243,57 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     file, _, variant = record["file"].partition(":")
     study = pathlib.Path(file).stem
     variant = variant or inspect.signature(_get_config(study)).parameters["variant"].default
-    test, halves = score_table.read_table(directory / "test"), stages.read_halves(directory)
+    reader, asked = _Reader(directory), stages.asked_labels(directory)
     results, frozen = without_model.results(directory), stages.read_calibrations(directory)
-    asked, index = stages.asked_labels(directory), np.sort(test.index)
     return Run(
         directory,
         study,
         variant,
         record["config"],
-        tuple(_row(one, row, test, index) for one, row in zip(frozen, results.results) if one.label in asked),
-        np.isin(index, halves.test.member),
-        halves,
+        tuple(reader.row(one, row) for one, row in zip(frozen, results.results) if one.label in asked),
+        np.isin(reader.index, reader.halves.test.member),
+        reader.halves,
         results,
     )
 
 
-def _row(frozen: Calibration, result: ResultRow, test: score_table.ScoreTable, index: np.ndarray) -> Row:
-    q = int(frozen.setting["q"]) if "q" in frozen.setting else None
-    level = without_crowding(frozen)
-    alone = None if level is None else stages.frozen_scores(test, level, index)
-    return Row(frozen.attack, q, frozen, result, stages.frozen_scores(test, frozen, index), alone)
+class _Reader:
+    """What the rows of a run are read from."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.test, self.calibration = (score_table.read_table(directory / half) for half in ("test", "calibration"))
+        self.halves, self.groups = stages.read_halves(directory), stages.read_groups(directory)
+        self.index, self.seed = np.sort(self.test.index), self.test.manifest["identity"]["seed"]
+        self.pictures = statistics.read(directory) if statistics.exist(directory) else None
+        self.own = {frozen.label: frozen for frozen in stages.read_adjusted(directory)}
+
+    def row(self, frozen: Calibration, result: ResultRow) -> Row:
+        """A row, and the same adjusted if it can be."""
+        fitted, level = describe_attack(frozen.attack).rule.fitted, without_crowding(frozen)
+        row = self._row(frozen, result, level)
+        if self.pictures is None or fitted:
+            return row
+        adjusted = self.own.get(frozen.label) or self._adjust(frozen)
+        if level is not None:
+            level = self._adjust(level._replace(setting=adjusted.setting))
+        split, seconds = self.halves.test, result.seconds_per_image
+        found = stages.outcome(self.test, adjusted, split, self.seed, self.groups, self.pictures)
+        return row._replace(adjusted=self._row(adjusted, stages.result_row(found, seconds), level))
+
+    def _row(self, frozen: Calibration, result: ResultRow, level: Calibration | None) -> Row:
+        q = int(frozen.setting["q"]) if "q" in frozen.setting else None
+        alone = None if level is None else self._scores(level)
+        return Row(frozen.attack, q, frozen, result, self._scores(frozen), alone)
+
+    def _scores(self, frozen: Calibration) -> np.ndarray:
+        return stages.frozen_scores(self.test, frozen, self.index, self.pictures)
+
+    def _adjust(self, frozen: Calibration) -> Calibration:
+        """The same score, fitted over the calibration half."""
+        assert self.pictures is not None
+        index = self.calibration.index
+        fitted = adjust(frozen, stages.terms_of(self.calibration, frozen, index), self.pictures.of(index))
+        return fitted._replace(tau=-np.inf)
 
 
 def _get_config(study: str) -> Callable[[str], ConfigDict]:

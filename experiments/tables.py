@@ -40,6 +40,8 @@ def csv_row(run: Run, line: TableLine) -> dict[str, str | int | float]:
     for name in METRICS:
         record |= _columns(name, row.estimate(name))
         record[f"paper_{name}"] = "" if line.paper is None else round(getattr(line.paper, name) / 100, 6)
+    for name in ("auc", "tpr_at_1pct_fpr"):
+        record |= _columns(f"adjusted_{name}", row.adjusted.estimate(name) if row.adjusted else None)
     lead = line.lead
     record |= {"baseline": lead.baseline.title if lead else ""} | _columns("auc_lead", lead.auc if lead else None)
     record |= {"p_value": lead.p_value if lead else ""} | _columns("tpr_lead", lead.tpr if lead else None)

@@ -398,10 +398,7 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
     pictures = statistics.read(directory) if statistics.exist(directory) else None
 
     def outcome_of(frozen: Calibration) -> Outcome:
-        job = frozen_job(frozen)
-        known = None if frozen.plain or pictures is None else statistics_pair(table, job, split, pictures)
-        grouped = _groups(table, job, split, groups)
-        return evaluate(frozen, term_pair(table, job, split), seed=seed, groups=grouped, statistics=known)
+        return outcome(table, frozen, split, seed, groups, pictures)
 
     adjusted = {frozen.label: outcome_of(frozen) for frozen in read_adjusted(directory)}
     rows, excluded = [], 0
@@ -428,6 +425,30 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
         direction=read_direction(directory, groups=groups),
         warnings=tuple(warnings if excluded else ()),
     )
+
+
+def outcome(
+    table: ScoreTable,
+    frozen: Calibration,
+    split: Split,
+    seed: int,
+    groups: np.ndarray | None = None,
+    pictures: Statistics | None = None,
+) -> Outcome:
+    """A frozen attack on the images of a split, which a table has scores of.
+
+    Args:
+      table: with the attack's terms.
+      frozen: the attack.
+      split: members and held-out images.
+      seed: of resampling.
+      groups: of all images [n], which intervals allow for.
+      pictures: their statistics, if the score is adjusted.
+    """
+    job = frozen_job(frozen)
+    known = None if frozen.plain or pictures is None else statistics_pair(table, job, split, pictures)
+    grouped = _groups(table, job, split, groups)
+    return evaluate(frozen, term_pair(table, job, split), seed=seed, groups=grouped, statistics=known)
 
 
 def frozen_job(frozen: Calibration) -> Job:

@@ -80,9 +80,10 @@ class Plan:
     def describe(self, images: int) -> str:
         """The cost in one line."""
         shared, naive = self.queries_per_image, self.naive_queries_per_image
+        ratio = shared / max(1, naive)
         return (
             f"{len(self.jobs)} attack settings, {shared:,} queries per image x {images:,} images = "
-            f"{shared * images:,} queries; one by one they would take {naive * images:,} ({shared / naive:.2f}x)"
+            f"{shared * images:,} queries; one by one they would take {naive * images:,} ({ratio:.2f}x)"
         )
 
 

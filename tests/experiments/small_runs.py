@@ -19,12 +19,16 @@ def knows_small_images(x, t):
     return x * np.abs(x).mean(axis=(1, 2, 3), keepdims=True) if t > 100 else np.sign(x)
 
 
-def make_run(directory, jobs, size, member_scale, heldout_scale, seed):
-    """Run the jobs on `size` members and as many held-out images, which differ in the size of their pixel values."""
+def pictures(size, member_scale, heldout_scale):
+    """`size` members and as many held-out images, which differ in the size of their pixel values."""
     rng = np.random.default_rng(0)
     scale = np.repeat([member_scale, heldout_scale], size) * rng.uniform(0.8, 1.2, 2 * size)
-    pixels = np.clip(scale[:, None, None, None] * rng.uniform(-1, 1, (2 * size, *SHAPE)), -1, 1).astype(np.float32)
-    source = dj.data.from_images(pixels)
+    return np.clip(scale[:, None, None, None] * rng.uniform(-1, 1, (2 * size, *SHAPE)), -1, 1).astype(np.float32)
+
+
+def make_run(directory, jobs, size, member_scale, heldout_scale, seed):
+    """Run the jobs on `pictures`."""
+    source = dj.data.from_images(pictures(size, member_scale, heldout_scale))
     halves = dj.data.halves(dj.data.Split(np.arange(size), np.arange(size, 2 * size)), source.ids, seed=seed)
     model = dj.Denoiser.from_function(knows_small_images, dj.linear_schedule(), SHAPE, name="small")
     options = scoring.ScoringOptions(micro_batch=64, silent=True)

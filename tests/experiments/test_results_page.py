@@ -9,7 +9,7 @@ import pytest
 
 from dime_jax._util import records
 from dime_jax.evidence.metrics import Estimate
-from experiments import results_page, synthetic
+from experiments import fresh_models, results_page, synthetic
 from experiments.rendering import render
 from experiments.synthetic import Curve, Panel
 
@@ -62,6 +62,41 @@ def test_panels_survive_their_file(tmp_path):
     assert render("synthetic.md", **read.values(page)) == render("synthetic.md", **written.values(page))
 
 
+def fresh(seed, auc, file="experiments/configs/cifar10.py:overnight"):
+    """What `experiments.fresh_models` writes for one model."""
+    plain = {name: {"auc": one, "tpr_at_1pct_fpr": one} for name, one in (("level", [0.6, 0.5, 0.7]),)}
+    reading = {"auc": [auc, auc - 0.02, auc + 0.02], "tpr_at_1pct_fpr": [0.25, 0.2, 0.3]}
+    plain[fresh_models.RULE] = reading
+    plain[fresh_models.PLAIN] = {"auc": [0.7, 0.68, 0.72], "tpr_at_1pct_fpr": [0.02, 0.01, 0.03]}
+    readings = {
+        name: {key: dict(zip(("value", "low", "high"), of)) for key, of in one.items()} for name, one in plain.items()
+    }
+    lead = dict(zip(("value", "low", "high"), (auc - 0.7, auc - 0.73, auc - 0.67)))
+    counts = {"members": 500, "fitted": 200, "counted": 1000, "queries_made": 5100}
+    return {"file": file, "seed": seed, **counts, "readings": readings, "lead_over_plain_loss": lead}
+
+
+def test_fresh_models_have_a_section_once_there_are_any(tmp_path):
+    kept, page = tmp_path / "kept", tmp_path / "RESULTS.md"
+    (kept / "fresh_models").mkdir(parents=True)
+    assert "trained after it" not in results_page.to_pages(kept, page)[page]
+    models = [fresh(21, 0.90), fresh(22, 0.86), fresh(23, 0.88), fresh(5, 0.96, "experiments/configs/digits.py")]
+    for number, model in enumerate(models):
+        (kept / "fresh_models" / f"model_{number}.json").write_text(json.dumps(model))
+    texts = results_page.to_pages(kept, page)
+    assert set(texts) == {page}
+    lines = [line for line in texts[page].splitlines() if line.startswith(("| cifar10:overnight", "| digits"))]
+    assert lines[0] == (
+        "| cifar10:overnight, seed 21 | 90.0 [88.0, 92.0] | 25.0 [20.0, 30.0] | 70.0 [68.0, 72.0] | 2.0 [1.0, 3.0] "
+        "| +20.0 [+17.0, +23.0] |"
+    )
+    margin = 100 * 4.30265 * np.std([0.90, 0.86, 0.88], ddof=1) / np.sqrt(3)
+    assert lines[3].startswith(f"| cifar10:overnight, mean of 3 | 88.0 [{88 - margin:.1f}, {88 + margin:.1f}] |")
+    assert last_cell(lines[3]) == f"+18.0 [+{18 - margin:.1f}, +{18 + margin:.1f}]"
+    assert [line.split(" |")[0] for line in lines[4:]] == ["| digits, seed 5"]
+    assert "The AUC is 86.0 to 96.0, and in all 4 models the lead" in texts[page]
+
+
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
@@ -111,26 +146,52 @@ def test_what_is_kept_is_small():
 def test_the_short_answers_are_those_of_the_full_tables(pages):
     """A row of each table of the short page, against the same number in the full one."""
     short, full = pages[DOCS / "RESULTS.md"], pages[DOCS / "results_cifar10_overnight.md"]
-    rows = [line for line in short.splitlines() if line.startswith("| CIFAR-10 (cifar10:overnight) |")]
+
+    def rows(question):
+        section = short[short.index(f"## {question}") :].split("\n## ")[0]
+        return [line for line in section.splitlines() if line.startswith("| CIFAR-10 (cifar10:overnight) |")]
+
     (dime,) = [line for line in full.splitlines() if line.startswith("| DIME 10+1 | SimA-MC (l4, vector) 10 |")]
     differences = [line for line in full.splitlines() if line.startswith("| DIME 10+1 |") and "SimA-MC" in line]
     assert min(differences, key=lambda line: float(last_cell(line).split()[0])) == dime
-    assert (
-        rows[1] == f"| CIFAR-10 (cifar10:overnight) | DIME 10+1 | 75.2 | SimA-MC (l4, vector) 10 | {last_cell(dime)} |"
-    )
+    assert rows("Is DIME ahead") == [
+        f"| CIFAR-10 (cifar10:overnight) | DIME 10+1 | 75.2 | SimA-MC (l4, vector) 10 | {last_cell(dime)} |"
+    ]
     crowding = full[full.index("#### Does crowding help?") :].splitlines()
     place = next(number for number, line in enumerate(crowding) if line.startswith("| DIME 10+1 |"))
-    assert rows[2].endswith(f"| {last_cell(crowding[place])} | {last_cell(crowding[place + 1])} |")
+    (row,) = rows("Does crowding help?")
+    assert row.endswith(f"| {last_cell(crowding[place])} | {last_cell(crowding[place + 1])} |")
     lead = next(line for line in full.splitlines() if line.startswith("| 11 queries | mean of 3 |"))
-    assert last_cell(rows[5]) == last_cell(lead)
+    assert last_cell(rows("Is the same answer")[1]) == last_cell(lead)
     tiers = next(line for line in full.splitlines() if line.startswith("| DIME 10+1 | DIME 1+1 |"))
     times = [line.split(" | ")[1] for line in full.splitlines() if line.startswith("| t = ")]
     means = [f"{np.mean([float(auc) for auc in line.split(', ')]):.1f}" for line in times]
-    assert rows[3].split(" | ")[1] == f"{min(means)} to {max(means)}"
-    assert last_cell(rows[3]) == f"{last_cell(tiers)} (DIME 10+1)"
+    (row,) = rows("How do results hold")
+    assert row.split(" | ")[1] == f"{min(means)} to {max(means)}"
+    assert last_cell(row) == f"{last_cell(tiers)} (DIME 10+1)"
     blind = re.findall(r"never saw the model has AUC ([\d.]+) %.*?ahead of it by (\S+) points", full)
     aucs, gaps = zip(*blind)
-    assert rows[6].endswith(f"| {min(aucs)} to {max(aucs)} | {min(gaps)} to {max(gaps)} |")
+    (row,) = rows("Could the pictures alone")
+    assert row.endswith(f"| {min(aucs)} to {max(aucs)} | {min(gaps)} to {max(gaps)} |")
+    explained = full[full.index("#### How much of an attack") :].split("\n#### ")[0].splitlines()
+    *strongest, rule = rows("How much of an attack")
+    one = [line.strip("| ").split(" | ") for line in explained if re.match(r"\| .* \| 1 \| ", line)]
+    assert strongest[0].split(" | ")[5].strip(" |") == max((cells[3] for cells in one), key=auc_of)
+    assert max((cells[2] for cells in one), key=auc_of) == strongest[0].split(" | ")[3]
+    by_rule = explained[-2] if not explained[-1] else explained[-1]
+    assert by_rule.startswith("| Loss and level | 3 |")
+    assert last_cell(by_rule) == last_cell(rule)
+    again = full[full.index("#### Does crowding help, once") :].split("\n#### ")[0].splitlines()
+    place = next(number for number, line in enumerate(again) if line.startswith("| DIME theory weights 10+1 |"))
+    (row,) = rows("Does crowding help, once")
+    assert row.split(" | ")[1:] == [
+        *(last_cell(line) for line in again[place : place + 2]),
+        f"{last_cell(again[place + 2])} |",
+    ]
+
+
+def auc_of(cell):
+    return float(cell.split(" / ")[0])
 
 
 def last_cell(line):
