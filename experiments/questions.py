@@ -1,4 +1,4 @@
-"""The paper's three questions and two of our own, from the score tables of a study's models.
+"""The paper's three questions and one of our own, from the score tables of a study's models.
 
 1. Does crowding help? DIME against its level term alone: from the same answers at the same setting, and each attack at
    the setting that calibration chose for it.
@@ -6,9 +6,7 @@
 3. How do results hold over t, γ and q? DIME against level only and against SimA with t or γ fixed and the rest chosen
    (on the calibration half, cross-fitted: the test half was asked at one setting), and each query tier against the one
    before.
-4. Is the same answer read better in bands (attacks of the kept studies)? At each budget, the reading that calibration
-   chooses against the strongest of all other attacks.
-5. How much of an attack is the difficulty of the picture? Every attack plain and with that taken out
+4. How much of an attack is the difficulty of the picture? Every attack plain and with that taken out
    (`evidence.difficulty`): at the frozen setting on the test half; at its own on the calibration half, cross-fitted,
    where the rule for audits without known members stands beside them. Question 1 is asked again there.
 
@@ -25,7 +23,6 @@ import numpy as np
 from scipy import stats
 
 from dime_jax.evidence import metrics
-from dime_jax.protocol.frozen import best_calibrated
 from dime_jax.scoring import planning
 from experiments import cross_fit
 from experiments.kept_statistics import has_rule, rule_job
@@ -33,7 +30,6 @@ from experiments.runs import Row, Run, RunSet
 
 MODELS_FOR_A_CLAIM = 5
 _RIVAL = "sima_l4"
-_READINGS = frozenset({"dime_bands", "dime_bands_all", "level_l4", "level_low"})
 
 
 class Difference(NamedTuple):
@@ -82,22 +78,6 @@ class AtSetting(NamedTuple):
     auc: tuple[float, ...]
     level: Difference
     rival: Difference | None
-
-
-class ReadingLead(NamedTuple):
-    """DIME's answers read in another way, against the strongest of all other attacks at no more queries.
-
-    Attributes:
-      budget: queries per image, at most, in every model of the study.
-      readings: the reading of best calibration AUC, for each model.
-      rivals: the attack of best AUC on the test half itself, for each model: nothing could have chosen a better one.
-      difference: of their AUCs.
-    """
-
-    budget: int
-    readings: tuple[Row, ...]
-    rivals: tuple[Row, ...]
-    difference: Difference
 
 
 class Explained(NamedTuple):
@@ -171,14 +151,13 @@ class Difficulty(NamedTuple):
 
 
 class StudyAnswers(NamedTuple):
-    """All five, and the rows that all models of the study have: for each row, that of every model."""
+    """All four, and the rows that all models of the study have: for each row, that of every model."""
 
     rows: list[list[Row]]
     crowding: list[Crowding]
     baselines: list[Difference]
     settings: list[AtSetting]
     tiers: list[Difference]
-    leads: list[ReadingLead]
     difficulty: Difficulty | None
 
 
@@ -205,7 +184,6 @@ def answers(study: RunSet) -> StudyAnswers:
         against_baselines(study),
         settings,
         between_tiers(study),
-        leads(study),
         difficulty(study),
     )
 
@@ -243,21 +221,6 @@ def between_tiers(study: RunSet) -> list[Difference]:
     """Each tier of DIME against the one before."""
     tiers = sorted((rows for rows in common_rows(study) if rows[0].attack == "dime"), key=lambda rows: rows[0].queries)
     return [_difference(study.runs, more, fewer) for fewer, more in itertools.pairwise(tiers)]
-
-
-def leads(study: RunSet) -> list[ReadingLead]:
-    """The reading that calibration chooses at each budget that one of them uses up, against the strongest rival."""
-    common = common_rows(study)
-    ours = [rows for rows in common if rows[0].attack in _READINGS]
-    others = [rows for rows in common if rows[0].attack not in _READINGS]
-    found = []
-    for budget in sorted({rows[0].queries for rows in ours}):
-        readings = [_chosen(rows) for rows in _of_each_model(ours, budget)]
-        rivals = [max(rows, key=lambda row: row.result.auc.value) for rows in _of_each_model(others, budget)]
-        if rivals:
-            difference = _difference(study.runs, readings, rivals)
-            found.append(ReadingLead(budget, tuple(readings), tuple(rivals), difference))
-    return found
 
 
 def difficulty(study: RunSet) -> Difficulty | None:
@@ -316,17 +279,6 @@ def _explained(
     first = jobs[0][0]
     title = rows[0].title if rows else first.attack.title
     return Explained(title, max((row.queries for row in rows), default=first.queries), tuple(rows), plain, adjusted)
-
-
-def _of_each_model(common: Sequence[Sequence[Row]], budget: int) -> list[tuple[Row, ...]]:
-    """For each model: its rows that make no more queries."""
-    return list(zip(*(rows for rows in common if max(row.queries for row in rows) <= budget)))
-
-
-def _chosen(rows: Sequence[Row]) -> Row:
-    """The row of best calibration AUC, as an audit would decide with it."""
-    best = best_calibrated([row.calibration for row in rows])
-    return next(row for row in rows if row.calibration == best)
 
 
 def at_settings(study: RunSet, axis: str) -> list[AtSetting]:

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax._util.typing import JsonObject
-from dime_jax.attacks import attack_names, describe_attack
+from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.evidence.metrics import Estimate
@@ -47,8 +47,8 @@ class Row(NamedTuple):
         model had no finite answer.
       level: the same without the crowding term, at the same setting; None for attacks that have none.
       adjusted: the same attack with what the picture explains taken out, without labels, by a fit that is frozen over
-        the calibration half; at its own setting, or in runs without such a calibration at the same one. None for
-        weights that were fitted to labels, and in runs without statistics of the pictures.
+        the calibration half; at its own setting, or in runs without such a calibration at the same one. None in runs
+        without statistics of the pictures.
     """
 
     attack: str
@@ -81,11 +81,10 @@ class Row(NamedTuple):
     @property
     def title(self) -> str:
         """As the paper names its rows: "DIME 10+1", "SimA-MC (l4, vector) 30"."""
-        attack = describe_attack(self.attack)
-        if self.q is None or attack.name not in attack_names():
-            return attack.title
-        has_base_query = attack.queries({**self.calibration.setting, "q": 2}) == 3
-        return f"{attack.title} {self.q}+1" if has_base_query else f"{attack.title} {self.queries}"
+        title = describe_attack(self.attack).title
+        if self.q is None:
+            return title
+        return f"{title} {self.q}+1" if self.queries == self.q + 1 else f"{title} {self.queries}"
 
 
 class Run(NamedTuple):
@@ -269,9 +268,9 @@ class _Reader:
 
     def row(self, frozen: Calibration, result: ResultRow) -> Row:
         """A row, and the same adjusted if it can be."""
-        fitted, level = describe_attack(frozen.attack).rule.fitted, without_crowding(frozen)
+        level = without_crowding(frozen)
         row = self._row(frozen, result, level)
-        if self.pictures is None or fitted:
+        if self.pictures is None:
             return row
         adjusted = self.own.get(frozen.label) or self._adjust(frozen)
         if level is not None:

@@ -33,8 +33,8 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     """Check a deletion: do `config.candidates` look like training images of `config.model`, and of `after` no more?
 
     The attack, its setting and its weights are chosen on the model before (with known members, on a half of them and of
-    the held-out images; else the fixed rule of three queries), and then asked of both models about the same held-out images and
-    candidates. An interrupted comparison continues.
+    the held-out images; else the fixed rule of three queries), and then asked of both models about the same held-out
+    images and candidates. An interrupted comparison continues.
 
     Raises:
       ValueError: in one line, as `audit`; and for two models that are the same or take different images.

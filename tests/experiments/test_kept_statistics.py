@@ -22,7 +22,7 @@ SIZE, SCALES = 40, (0.5, 0.6)
 def made(tmp_path_factory):
     """A run of today, with statistics and the rule's covariates."""
     directory = tmp_path_factory.mktemp("study") / "seed_0"
-    jobs = planning.grid_jobs(["loss", "dime_theory", "level_only", "dime_bands", NAME], "quick", [2], None)
+    jobs = planning.grid_jobs(["loss", "dime_theory", "level_only", NAME], "quick", [2], None)
     make_run(directory, jobs, SIZE, *SCALES, seed=0)
     pretend(directory, "digits", "laptop")
     return directory
@@ -105,7 +105,6 @@ def test_adjusted_columns_by_hand(kept):
     kept_statistics.add(kept)
     run, known = runs.read_run(kept), statistics.read(kept)
     tables = [score_table.read_table(kept / half) for half in stages.HALVES]
-    assert {row.attack: row.adjusted is None for row in run.rows}["dime_bands"]
     for attack, q, transform in (("level_only", 1, np.log), ("loss", None, np.log), ("dime_theory", 1, np.asarray)):
         row = run.row(attack, q)
         job = stages.frozen_job(row.calibration)
@@ -150,7 +149,6 @@ def test_what_the_picture_explains_is_told_of_every_attack(kept):
     (study,) = runs.group_runs([runs.read_run(kept)])
     found = questions.difficulty(study)
     assert [one.title for one in found.attacks][-1] == "Loss and level"
-    assert "DIME bands" not in [one.title for one in found.attacks]
     (loss,) = [one for one in found.attacks if one.title == "Loss"]
     assert found.loss_gain == loss.taken_out[0].result.auc.value - loss.rows[0].result.auc.value
     assert loss.queries == 1

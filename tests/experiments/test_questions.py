@@ -1,7 +1,5 @@
 """The paper's questions over the models of a study: against placements counted one by one, and Student's t."""
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -157,36 +155,6 @@ class TestSettings:
     def test_tiers_are_compared_in_turn(self, study):
         (one,) = questions.between_tiers(study)
         assert (one.first, one.second) == ("DIME 10+1", "DIME 1+1")
-
-
-class TestLeads:
-    def test_calibration_chooses_the_reading_and_hindsight_the_rival(self, study):
-        found = questions.leads(study)
-        assert [one.budget for one in found] == [1, 2, 11]
-        readings = {"level_low"}
-        for lead, (number, run) in itertools.product(found, enumerate(study.runs)):
-            affordable = [row for row in run.rows if row.queries <= lead.budget]
-            ours, rival = lead.readings[number], lead.rivals[number]
-            assert ours.calibration.auc == max(r.calibration.auc for r in affordable if r.attack in readings)
-            if lead.budget != 11:  # SecMI's cost differs between models, and must suit all
-                assert rival.result.auc.value == max(r.result.auc.value for r in affordable if r.attack not in readings)
-            value, _ = naive(sides(run, ours.scores), sides(run, rival.scores))
-            assert lead.difference.models[number].value == pytest.approx(value, abs=1e-12)
-
-    def test_the_table_has_means_of_models(self, study):
-        found = questions.leads(study)
-        text = to_markdown(study)
-        lines = text[text.index("#### Is the same answer read better in bands?") :].splitlines()[7:]
-        assert len(lines) == len(found) * (len(SEEDS) + 1)
-        cells = [cell.strip() for cell in lines[len(SEEDS)].strip("|").split("|")]
-        assert cells[:2] == ["1 query", "mean of 3"]
-        for place, side in ((3, found[0].readings), (6, found[0].rivals)):
-            assert cells[place] == f"{100 * np.mean([row.result.auc.value for row in side]):.1f}"
-            assert cells[place + 1] == f"{100 * np.mean([row.result.tpr_at_1pct_fpr.value for row in side]):.1f}"
-
-    def test_a_study_without_such_readings_has_no_table(self, study):
-        bare = [run._replace(rows=tuple(row for row in run.rows if row.attack == "loss")) for run in study.runs]
-        assert questions.leads(runs.RunSet(tuple(bare))) == []
 
 
 class TestOverModels:
