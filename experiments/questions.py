@@ -111,7 +111,7 @@ class Strongest(NamedTuple):
     adjusted: tuple[Row, ...]
 
 
-class Difficulty(NamedTuple):
+class DifficultyAnswer(NamedTuple):
     """What the picture explains.
 
     Attributes:
@@ -158,7 +158,7 @@ class StudyAnswers(NamedTuple):
     baselines: list[Difference]
     settings: list[AtSetting]
     tiers: list[Difference]
-    difficulty: Difficulty | None
+    difficulty: DifficultyAnswer | None
 
 
 def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
@@ -223,7 +223,7 @@ def between_tiers(study: RunSet) -> list[Difference]:
     return [_difference(study.runs, more, fewer) for fewer, more in itertools.pairwise(tiers)]
 
 
-def difficulty(study: RunSet) -> Difficulty | None:
+def difficulty(study: RunSet) -> DifficultyAnswer | None:
     """What the picture explains of every attack; None where a run has no statistics of the pictures."""
     parts = [cross_fit.cut(run) for run in study.runs]
     if any(part.pictures is None for part in parts):
@@ -239,7 +239,7 @@ def difficulty(study: RunSet) -> Difficulty | None:
         theory = [cross_fit.scores(part, of, adjusted=True) for part, of in zip(parts, largest["dime_theory"])]
         own = _cross_fitted(parts, theory, largest["level_only"], "DIME theory weights", adjusted=True)
     attacks = [_explained(parts, of, one) for of, one in zip(jobs, rows)]
-    return Difficulty(attacks, _strongest(study), rule, crowding(study, adjusted=True), own)
+    return DifficultyAnswer(attacks, _strongest(study), rule, crowding(study, adjusted=True), own)
 
 
 def _strongest(study: RunSet) -> list[Strongest]:

@@ -152,7 +152,7 @@ class StudyResults(NamedTuple):
         return [run.results.blind_baseline for run in self.runs.runs if run.results.blind_baseline is not None]
 
 
-class Reading(NamedTuple):
+class FreshReading(NamedTuple):
     """What one reading of a fresh model's answers achieves."""
 
     auc: Estimate
@@ -179,7 +179,7 @@ class FreshModel(NamedTuple):
     fitted: int
     counted: int
     queries_made: int
-    readings: Mapping[str, Reading]
+    readings: Mapping[str, FreshReading]
     lead_over_plain_loss: Estimate
 
     @property
@@ -189,12 +189,12 @@ class FreshModel(NamedTuple):
         return ":".join(filter(None, (pathlib.Path(name).stem, variant)))
 
     @property
-    def rule(self) -> Reading:
+    def rule(self) -> FreshReading:
         """The rule's."""
         return self.readings[fresh_models.RULE]
 
     @property
-    def plain(self) -> Reading:
+    def plain(self) -> FreshReading:
         """Plain loss of the same queries."""
         return self.readings[fresh_models.PLAIN]
 

@@ -200,7 +200,7 @@ def test_the_tables_hold_every_models_difference_and_their_mean(study):
         round(100 * value, 1) for value in [*values, np.mean(values)]
     ]
     assert "3 models: no significance is claimed below 5" in text
-    (line,) = [line for line in text.splitlines() if line.startswith("| DIME 10+1 | 11 |")]
+    (line,) = [line for line in text.split("Differences")[0].splitlines() if line.startswith("| DIME 10+1 | 11 |")]
     aucs = [metrics.auc(*sides(run, run.row("dime", 10).scores)) for run in study.runs]
     assert [float(cell.split()[0]) for cell in line.split("|")[3:-1]] == [
         round(100 * value, 1) for value in [*aucs, np.mean(aucs)]
