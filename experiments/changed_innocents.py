@@ -17,7 +17,6 @@ With fewer than 1,500 never-seen images, a third is changed. Takes about ten min
 
 import json
 import pathlib
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -81,18 +80,26 @@ class Asked(NamedTuple):
     Attributes:
       places: of the images.
       frozen: the rule of three queries.
-      pile: its scores, and the statistics to fit them to.
-      likeness: statistics by which a kind of pictures is told [n, k].
+      table: its answers.
+      pictures: statistics that say how hard pictures are.
+      likeness: statistics [n, k] by which a kind of pictures is told.
     """
 
     places: Places
     frozen: Calibration
-    pile: Pile
+    table: ScoreTable
+    pictures: Statistics
     likeness: np.ndarray
+
+    @property
+    def pile(self) -> Pile:
+        """The scores of the rule, and the statistics to fit them to."""
+        everything = np.arange(len(self.likeness))
+        return self.frozen.pile(stages.terms_of(self.table, self.frozen, everything), self.pictures.of(everything))
 
 
 class Audited(NamedTuple):
-    """What one audit says: whether it withholds all verdicts, and which candidates it judges and which it names."""
+    """What one audit says: whether it withholds all verdicts, and which changed images it judges and which it names."""
 
     withheld: bool
     judged: np.ndarray
@@ -107,14 +114,29 @@ def versions(source: data.Source, images: np.ndarray) -> tuple[data.Source, Plac
     return varied(source, images, CHANGES).take(np.concatenate(used)), places
 
 
-def audit(asked: Asked, candidates: np.ndarray, heldout: np.ndarray, seed: int) -> Audited:
-    """Judge candidates beside held-out images, both by their places, as `findings.candidates` does."""
+def audit(asked: Asked, pile: Pile, changed: np.ndarray, others: np.ndarray, heldout: np.ndarray, seed: int) -> Audited:
+    """Judge candidates as `findings.candidates` does.
+
+    Args:
+      asked: the images.
+      pile: of all of them.
+      changed: places of the candidates that are changed; what is said of these is returned.
+      others: places of the other candidates.
+      heldout: places of the held-out images.
+      seed: of what is drawn at random.
+    """
+    candidates = np.concatenate([changed, others])
     likeness = evidence.likeness(asked.likeness[candidates], asked.likeness[heldout], seed=seed)
     withheld = withholding.unlike_set(likeness) is not None
     judged, p_values = ~likeness.unlike & (not withheld), np.full(len(candidates), np.nan)
-    piles = asked.pile.take(candidates[judged]), asked.pile.take(heldout)
-    p_values[judged] = evidence.difficulty_p_values(*piles[0], *piles[1], combine=asked.frozen.combine)
-    return Audited(withheld, judged, evidence.candidate_verdicts(p_values, len(heldout), LEVEL).rejected)
+    first = np.arange(len(candidates)) < len(changed)
+    for part in (judged & first, judged & ~first):
+        piles = pile.take(candidates[part]), pile.take(heldout)
+        p_values[part] = evidence.difficulty_p_values(*piles[0], *piles[1], combine=asked.frozen.combine)
+        if not np.any(p_values <= LEVEL):
+            break  # nobody is named whose p exceeds the level, whatever the others' are
+    named = evidence.candidate_verdicts(p_values, len(heldout), LEVEL).rejected
+    return Audited(withheld, judged[first], named[first])
 
 
 def random_audits(asked: Asked, changed: int, count: int, seed: int) -> dict[str, records.Json]:
@@ -127,12 +149,12 @@ def random_audits(asked: Asked, changed: int, count: int, seed: int) -> dict[str
       seed: of all draws.
     """
     rng, turns = np.random.default_rng(seed), np.arange(count) % len(KINDS)
-    columns = np.empty((count, 3))
+    columns, pile = np.empty((count, 3)), asked.pile
     for number, turn in enumerate(turns):
         unchanged = rng.permutation(asked.places.unchanged)[: HELDOUT + CANDIDATES - changed]
         chosen = rng.choice(asked.places.of(KINDS[turn]), changed, replace=False)
-        said = audit(asked, np.concatenate([chosen, unchanged[HELDOUT:]]), unchanged[:HELDOUT], number)
-        columns[number] = said.withheld, 1 - said.judged[:changed].mean(), said.named[:changed].any()
+        said = audit(asked, pile, chosen, unchanged[HELDOUT:], unchanged[:HELDOUT], number)
+        columns[number] = said.withheld, 1 - said.judged.mean(), said.named.any()
     by_kind = {kind: columns[turns == turn] for turn, kind in enumerate(KINDS)}
     return {kind: _summary(rows) for kind, rows in {"all kinds": columns, **by_kind}.items() if len(rows)}
 
@@ -147,12 +169,13 @@ def _summary(rows: np.ndarray) -> records.Json:
     }
 
 
-def below_limits(asked: Asked, table: ScoreTable, pictures: Statistics) -> dict[str, records.Json]:
+def below_limits(asked: Asked) -> dict[str, records.Json]:
     """The share of images with a p-value up to each limit, by kind: plain, and after what the picture explains.
 
     What the picture explains is fitted to the first unchanged images; the others are those that p-values compare with.
     """
     fitted, compared = np.arange(FITTED), np.arange(FITTED, asked.places.unchanged)
+    table, pictures = asked.table, asked.pictures
 
     def shares(frozen: Calibration) -> dict[str, records.Json]:
         beside = stages.frozen_scores(table, frozen, compared, pictures)
@@ -180,8 +203,8 @@ def _jobs(frozen: Calibration) -> dict[str, Job]:
     }
 
 
-def judge(config: ConfigDict, workdir: str | pathlib.Path, audits: int) -> Mapping[str, records.Json]:
-    """Ask a model of a study, and return what changed.json holds."""
+def ask(config: ConfigDict, workdir: str | pathlib.Path) -> Asked:
+    """Ask a model of a study about images that it never saw."""
     directory, study = pathlib.Path(workdir) / "changed", open_study(config, workdir)
     denoiser = load_model(config, pathlib.Path(workdir), study)
     source = own_transforms(study.source, denoiser.image_shape)
@@ -199,26 +222,28 @@ def judge(config: ConfigDict, workdir: str | pathlib.Path, audits: int) -> Mappi
     )
     transform = data.transform_for(source, denoiser.image_shape)
     statistics.make(directory, source, everything, transform)
-    pictures = statistics.read(directory)
     likeness = evidence.image_statistics(np.stack([transform(source[place].image) for place in everything]))
-    pile = frozen.pile(stages.terms_of(table, frozen, everything), pictures.of(everything))
-    asked = Asked(places, frozen, pile, likeness)
+    return Asked(places, frozen, table, statistics.read(directory), likeness)
+
+
+def judge(asked: Asked, audits: int, seed: int) -> dict[str, records.Json]:
+    """Return what changed.json holds."""
     return {
-        "seed": config.seed,
-        "unchanged": places.unchanged,
-        "changed": places.changed,
-        "queries_made": table.queries_made,
-        "share_with_p_up_to": {"limits": LIMITS, **below_limits(asked, table, pictures)},
+        "seed": seed,
+        "unchanged": asked.places.unchanged,
+        "changed": asked.places.changed,
+        "queries_made": asked.table.queries_made,
+        "share_with_p_up_to": {"limits": LIMITS, **below_limits(asked)},
         "audits": {
-            "a few are changed": random_audits(asked, FEW, audits, config.seed),
-            "all are changed": random_audits(asked, CANDIDATES, audits, config.seed),
+            "a few are changed": random_audits(asked, FEW, audits, seed),
+            "all are changed": random_audits(asked, CANDIDATES, audits, seed),
         },
     }
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Judge a model, write what came out, and print it."""
-    found = {"file": config_file, **judge(config, workdir, flags.FLAGS.audits)}
+    found = {"file": config_file, **judge(ask(config, workdir), flags.FLAGS.audits, config.seed)}
     files.write_json(pathlib.Path(workdir) / "changed" / "changed.json", found)
     print(json.dumps(found, indent=1))
 
