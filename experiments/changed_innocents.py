@@ -222,7 +222,7 @@ def ask(config: ConfigDict, workdir: str | pathlib.Path) -> Asked:
     )
     transform = data.transform_for(source, denoiser.image_shape)
     statistics.make(directory, source, everything, transform)
-    likeness = evidence.image_statistics(np.stack([transform(source[place].image) for place in everything]))
+    likeness = evidence.image_statistics(np.stack([transform(source[place].image) for place in range(len(source))]))
     return Asked(places, frozen, table, statistics.read(directory), likeness)
 
 
@@ -233,7 +233,7 @@ def judge(asked: Asked, audits: int, seed: int) -> dict[str, records.Json]:
         "unchanged": asked.places.unchanged,
         "changed": asked.places.changed,
         "queries_made": asked.table.queries_made,
-        "share_with_p_up_to": {"limits": LIMITS, **below_limits(asked)},
+        "share_with_p_up_to": {"limits": list(LIMITS), **below_limits(asked)},
         "audits": {
             "a few are changed": random_audits(asked, FEW, audits, seed),
             "all are changed": random_audits(asked, CANDIDATES, audits, seed),
