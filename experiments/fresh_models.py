@@ -42,7 +42,7 @@ def judge(config: ConfigDict, workdir: str | pathlib.Path) -> Mapping[str, recor
     study = open_study(config, workdir)
     denoiser = load_model(config, pathlib.Path(workdir), study)
     source = own_transforms(study.source, denoiser.image_shape)
-    heldout = np.random.default_rng(config.seed).permutation(_every_heldout(config, workdir))[: FITTED + COUNTED]
+    heldout = np.random.default_rng(config.seed).permutation(every_heldout(config, workdir))[: FITTED + COUNTED]
     fitted, counted = heldout[:FITTED], heldout[FITTED:]
     sides = Pair(study.split.member, counted)
     images, schedule = np.concatenate([*sides, fitted]), denoiser.schedule
@@ -89,7 +89,7 @@ def _rates(member: np.ndarray, heldout: np.ndarray) -> records.Json:
     return {"auc": records.plain(found.auc), "tpr_at_1pct_fpr": records.plain(found.tpr_at_fpr[0.01])}
 
 
-def _every_heldout(config: ConfigDict, workdir: str | pathlib.Path) -> np.ndarray:
+def every_heldout(config: ConfigDict, workdir: str | pathlib.Path) -> np.ndarray:
     """All held-out images that the study's split has, not only those of its own attack."""
     whole = config.copy_and_resolve_references()
     with whole.unlocked():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,8 @@ def _cropped(image: Image.Image, share: float) -> Image.Image:
     return image.resize(image.size, Image.Resampling.BICUBIC, box=box)
 
 
-def _encoded(image: Image.Image, quality: int) -> Image.Image:
+def encoded(image: Image.Image, quality: int) -> Image.Image:
+    """What is left of an image once it was saved as JPEG."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return Image.open(file)
@@ -37,35 +38,37 @@ def _halved(image: Image.Image) -> Image.Image:
     )
 
 
+Change = Callable[[Image.Image], Image.Image]
+
 ORIGINAL = "as it is"
-VARIATIONS: dict[str, Callable[[Image.Image], Image.Image]] = {
+VARIATIONS: dict[str, Change] = {
     "mirrored": _mirrored,
     "cropped to 90 %": lambda image: _cropped(image, 0.9),
     "cropped to 80 %": lambda image: _cropped(image, 0.8),
     "mirrored and cropped to 90 %": lambda image: _mirrored(_cropped(image, 0.9)),
-    "JPEG of quality 75": lambda image: _encoded(image, 75),
-    "JPEG of quality 50": lambda image: _encoded(image, 50),
+    "JPEG of quality 75": lambda image: encoded(image, 75),
+    "JPEG of quality 50": lambda image: encoded(image, 50),
     "at half its size": _halved,
 }
 
 
-def varied(source: Source, indices: np.ndarray) -> Source:
-    """The variations of some images: all of the first image, in the order of VARIATIONS, then all of the second, ...
+def varied(source: Source, indices: np.ndarray, changes: Mapping[str, Change] = VARIATIONS) -> Source:
+    """The variations of some images: all of the first image, in the order of `changes`, then all of the second, ...
 
     Pictures keep their size, labels and captions. They are varied as 8-bit images, also those that were not.
     """
-    names = list(VARIATIONS)
+    names = list(changes)
     ids = [f"{source.ids[index]} ({name})" for index in indices for name in names]
     originals = source.take(np.repeat(indices, len(names)), ids)
 
     def read(place: int) -> np.ndarray:
-        return vary(originals.read(place), names[place % len(names)])
+        return vary(originals.read(place), changes[names[place % len(names)]])
 
     return dataclasses.replace(originals, name=f"variations of {source.name}", read=read)
 
 
-def vary(pixels: np.ndarray, name: str) -> np.ndarray:
+def vary(pixels: np.ndarray, change: Change) -> np.ndarray:
     """One variation of an image, uint8 [H, W, C] or float32 in [-1, 1], as uint8 [H, W, C]."""
     pixels = to_uint8(pixels)
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    return np.asarray(VARIATIONS[name](image)).reshape(pixels.shape)
+    return np.asarray(change(image)).reshape(pixels.shape)

@@ -22,6 +22,7 @@ RESAMPLES = 1_999
 _LEAST_SPREAD = 1e-3
 # Added to the correlations' diagonal: directions in which held-out images do not vary at all stay finite.
 _RIDGE = 1e-2
+_AT_ONCE = 100  # sets drawn at random
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,13 +124,13 @@ def _set_p_value(candidates: np.ndarray, heldout: np.ndarray, rng: np.random.Gen
     if size == 1:
         distances = np.sum(pool**2, axis=1)
         return float(np.mean(distances >= distances[0] * (1 - 1e-9)))
-    distance = _distance_of_mean(pool[:size])
-    drawn = [_distance_of_mean(pool[rng.choice(len(pool), size, replace=False)]) for _ in range(RESAMPLES)]
-    return float((1 + np.sum(np.array(drawn) >= distance * (1 - 1e-9))) / (1 + RESAMPLES))
-
-
-def _distance_of_mean(rows: np.ndarray) -> float:
-    return float(np.sum(rows.mean(axis=0) ** 2))
+    distance, farther = np.sum(pool[:size].mean(axis=0) ** 2), 0
+    for start in range(0, RESAMPLES, _AT_ONCE):
+        drawn = np.zeros((min(_AT_ONCE, RESAMPLES - start), len(pool)))
+        for weights in drawn:
+            weights[rng.choice(len(pool), size, replace=False)] = 1 / size
+        farther += int(np.sum(np.sum((drawn @ pool) ** 2, axis=1) >= distance * (1 - 1e-9)))
+    return (1 + farther) / (1 + RESAMPLES)
 
 
 def _means(rows: np.ndarray, index: np.ndarray) -> np.ndarray:
