@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from dime_jax._util.typing import JsonObject
-from dime_jax.attacks import describe_attack
+from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.evidence.metrics import Estimate
@@ -81,10 +81,11 @@ class Row(NamedTuple):
     @property
     def title(self) -> str:
         """As the paper names its rows: "DIME 10+1", "SimA-MC (l4, vector) 30"."""
-        title = describe_attack(self.attack).title
-        if self.q is None:
-            return title
-        return f"{title} {self.q}+1" if self.queries == self.q + 1 else f"{title} {self.queries}"
+        attack = describe_attack(self.attack)
+        if self.q is None or attack.name not in attack_names():
+            return attack.title
+        has_base_query = attack.queries({**self.calibration.setting, "q": 2}) == 3
+        return f"{attack.title} {self.q}+1" if has_base_query else f"{attack.title} {self.queries}"
 
 
 class Run(NamedTuple):
@@ -273,6 +274,8 @@ class _Reader:
         if self.pictures is None:
             return row
         adjusted = self.own.get(frozen.label) or self._adjust(frozen)
+        if adjusted is None:
+            return row
         if level is not None:
             level = self._adjust(level._replace(setting=adjusted.setting))
         split, seconds = self.halves.test, result.seconds_per_image
@@ -287,10 +290,12 @@ class _Reader:
     def _scores(self, frozen: Calibration) -> np.ndarray:
         return stages.frozen_scores(self.test, frozen, self.index, self.pictures)
 
-    def _adjust(self, frozen: Calibration) -> Calibration:
-        """The same score, fitted over the calibration half."""
+    def _adjust(self, frozen: Calibration) -> Calibration | None:
+        """The same score, fitted over the calibration half; None if that was published without what it takes."""
         assert self.pictures is not None
-        index = self.calibration.index
+        index, asked = self.calibration.index, stages.frozen_job(frozen).recipe.readings
+        if any(str(reading) not in self.calibration.readings for reading in asked):
+            return None
         fitted = adjust(frozen, stages.terms_of(self.calibration, frozen, index), self.pictures.of(index))
         return fitted._replace(tau=-np.inf)
 

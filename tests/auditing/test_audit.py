@@ -210,7 +210,7 @@ def test_another_function_of_that_name_is_not_given_its_results(result, director
 
 
 def test_other_candidates_in_the_same_directory_are_refused(result, directory):
-    with pytest.raises(ValueError, match="cannot continue the score table"):
+    with pytest.raises(ValueError, match="a finished audit of other images"):
         auditing.audit(config(directory, model=MODEL, **{**ROLES, "candidates": source(images(12, 5))}))
 
 

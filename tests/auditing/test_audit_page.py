@@ -164,7 +164,7 @@ def test_every_figure_and_picture_renders(browser):
 def test_a_hostile_name_stays_text(browser):
     assert browser.run("document.querySelectorAll('script').length") == 1
     names = browser.run("[...document.querySelectorAll('#candidates tbody th')].map(c => c.textContent)")
-    assert sorted(names) == sorted(NAMES)
+    assert sorted(names) == sorted(f"candidates/{name}" for name in NAMES)
 
 
 @in_browser
