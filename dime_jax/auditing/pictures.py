@@ -7,13 +7,13 @@ from dime_jax import data, evidence
 from dime_jax.data import Pair, Split
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.transforms import to_uint8
+from dime_jax.protocol import statistics
 from dime_jax.protocol.arrays import PictureStatistics, Thumbnails
 from dime_jax.protocol.blind import BLIND_IMAGES
 
 THUMBNAIL_SIDE = 96
 SHOWN = 8  # images in each row of examples
 _MOST_CANDIDATE_THUMBNAILS = 200
-_STATISTICS_BATCH = 64
 
 
 def make_thumbnails(
@@ -54,16 +54,8 @@ def picture_statistics(
     """Statistics of the candidates' pictures, and of held-out ones to compare them with."""
     transform = data.transform_for(images.source, image_shape)
     compared = np.sort(np.random.default_rng(seed).permutation(heldout)[:BLIND_IMAGES])
-    statistics = _statistics(images.source, compared, transform)
-    readable = np.all(np.isfinite(statistics), axis=1)
-    of_candidates = _statistics(images.source, images.candidates, transform)
-    return PictureStatistics(of_candidates, compared[readable], statistics[readable])
-
-
-def _statistics(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:
-    """`evidence.image_statistics` of some images [n, k], batch by batch; NaN where unreadable."""
-    rows = []
-    for batch in data.batches(source, _STATISTICS_BATCH, transform, indices=indices):
-        statistics = evidence.image_statistics(np.where(batch.mask[:, None, None, None], batch.images, 0))
-        rows.append(np.where(batch.mask[:, None], statistics, np.nan)[: np.sum(batch.index >= 0)])
-    return np.concatenate(rows)
+    measure = evidence.image_statistics
+    found = statistics.of_source(images.source, compared, transform, measure)
+    of_candidates = statistics.of_source(images.source, images.candidates, transform, measure)
+    readable = np.all(np.isfinite(found), axis=1)
+    return PictureStatistics(of_candidates, compared[readable], found[readable])

@@ -8,6 +8,7 @@ They cost no query, and are the same for every role: members, held-out images an
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -87,10 +88,22 @@ def read(directory: pathlib.Path) -> Statistics:
     return Statistics(columns["index"], columns["statistics"])
 
 
-def of_source(source: data.Source, indices: np.ndarray, transform: data.Transform) -> np.ndarray:
-    """Return the statistics of some images [n, k], in their order; NaN where one cannot be read."""
+def of_source(
+    source: data.Source,
+    indices: np.ndarray,
+    transform: data.Transform,
+    measure: Callable[[np.ndarray], np.ndarray] = evidence.difficulty_statistics,
+) -> np.ndarray:
+    """Return statistics of some images [n, k], in their order, batch by batch; NaN where one cannot be read.
+
+    Args:
+      source: the images.
+      indices: which of them.
+      transform: how the model sees them.
+      measure: images [n, H, W, C] -> statistics [n, k].
+    """
     rows = []
     for batch in data.batches(source, _BATCH, transform, indices=indices):
-        found = evidence.difficulty_statistics(np.where(batch.mask[:, None, None, None], batch.images, 0))
+        found = measure(np.where(batch.mask[:, None, None, None], batch.images, 0))
         rows.append(np.where(batch.mask[:, None], found, np.nan)[: np.sum(batch.index >= 0)])
     return np.concatenate(rows)
