@@ -20,7 +20,7 @@ import dime_jax
 from dime_jax._util.compilation_cache import use as use_compilation_cache
 from dime_jax._util.flags import REQUIRED, Parser, add_options, read_options, under
 from dime_jax.loading.conversion import CONVERTING, LATENT, ConversionOptions, UseOptions
-from dime_jax.protocol.options import COST, IMAGES, JUDGING, AuditOptions, OutputOption
+from dime_jax.protocol.options import BESIDE, COST, IMAGES, JUDGING, AuditOptions, OutputOption
 from dime_jax.remote.options import HOSTED, RemoteOptions, ServeOptions
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ DONE, GATE_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # The headings of options in the order in which --help shows them, after those that nearly everyone needs.
 _OUTPUT = "output"
-_HEADINGS = (IMAGES, COST, JUDGING, CONVERTING, LATENT, HOSTED, _OUTPUT)
+_HEADINGS = (IMAGES, BESIDE, COST, JUDGING, CONVERTING, LATENT, HOSTED, _OUTPUT)
 # Values that a shell may complete with the names of files and folders.
 _PATHS = ("DIR", "FILE", "FILE.py", "FOLDER", "IMAGES", "JSON", "MODEL", "SCHEDULE")
-_NOT_COMPARED = {"model", "images", "split", "delta", "randomised", "variations"}
+_NOT_COMPARED = {"model", "reference", "reference_lora", "images", "split", "delta", "randomised", "variations"}
 _NOT_SCORED = {"candidates", "labels", "groups", "variations", "decide_with", "level", "timestep", "gamma", "delta"}
 _NOT_SCORED |= {"randomised"}
 
@@ -104,22 +104,24 @@ def _score(args: argparse.Namespace) -> int:
       dime-jax score out/run --model models/mine --members a/ --heldout b/ --half calibration
     """
     from dime_jax import scoring
-    from dime_jax._util.distributed import shared_cache
     from dime_jax.auditing.deciding import run_protocol
     from dime_jax.auditing.images import open_as_given
+    from dime_jax.auditing.models import denoisers, open_models
     from dime_jax.auditing.run_audit import begin
     from dime_jax.scoring import score_table
 
     if not (args.images and args.split) and not (args.members and args.heldout):
         raise ValueError("name the images with --members and --heldout, or with --images and --split")
     config = _config(args, output=args.run)
-    denoiser = _open_model(args, shared_cache(args.run))
+    opened = open_models(config)
+    print("\n".join(model.describe() for model in opened if model), file=sys.stderr)
+    denoiser, reference = denoisers(opened)
     images, halves = open_as_given(config, denoiser)
     begin(config, denoiser, images)
     if args.tune:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)
-    run_protocol(config, denoiser, images, halves, [args.half])
+    run_protocol(config, denoiser, images, halves, [args.half], reference=reference)
     table = score_table.read_table(args.run / args.half)
     print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
     return DONE

@@ -132,7 +132,7 @@ def audit(asked: Asked, pile: Pile, changed: np.ndarray, others: np.ndarray, hel
     first = np.arange(len(candidates)) < len(changed)
     for part in (judged & first, judged & ~first):
         piles = pile.take(candidates[part]), pile.take(heldout)
-        p_values[part] = evidence.difficulty_p_values(*piles[0], *piles[1], combine=asked.frozen.combine)
+        p_values[part] = evidence.difficulty_p_values(*piles[0][:2], *piles[1][:2], combine=asked.frozen.combine)
         if not np.any(p_values <= LEVEL):
             break  # nobody is named whose p exceeds the level, whatever the others' are
     named = evidence.candidate_verdicts(p_values, len(heldout), LEVEL).rejected

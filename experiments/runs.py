@@ -15,6 +15,7 @@ from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import attack_names, describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
 from dime_jax.data import Halves, Pair, Split
+from dime_jax.evidence import Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import StudyFindings
 from dime_jax.protocol import stages, statistics
@@ -265,7 +266,7 @@ class _Reader:
         self.halves, self.groups = stages.read_halves(directory), stages.read_groups(directory)
         self.index, self.seed = np.sort(self.test.index), self.test.manifest["identity"]["seed"]
         self.pictures = statistics.read(directory) if statistics.exist(directory) else None
-        self.own = {frozen.label: frozen for frozen in stages.read_adjusted(directory)}
+        self.own = {frozen.label: frozen for frozen in stages.read_calibrations(directory, Way.ADJUSTED)}
 
     def row(self, frozen: Calibration, result: ResultRow) -> Row:
         """A row, and the same adjusted if it can be."""
@@ -280,7 +281,7 @@ class _Reader:
             level = self._adjust(level._replace(setting=adjusted.setting))
         split, seconds = self.halves.test, result.seconds_per_image
         found = stages.outcome(self.test, adjusted, split, self.seed, self.groups, self.pictures)
-        return row._replace(adjusted=self._row(adjusted, stages.result_row(found, seconds), level))
+        return row._replace(adjusted=self._row(adjusted, stages.result_row(found, seconds, {}), level))
 
     def _row(self, frozen: Calibration, result: ResultRow, level: Calibration | None) -> Row:
         q = int(frozen.setting["q"]) if "q" in frozen.setting else None

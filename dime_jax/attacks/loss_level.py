@@ -33,13 +33,13 @@ from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, row_label, r
 from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Noisy, check_draws, images, norm
 from dime_jax.attacks.dime import FAMILY, Probe
 from dime_jax.attacks.level import planes
-from dime_jax.attacks.rules import Agreement, Terms
-from dime_jax.core.denoiser import PRECISION, EpsFn
+from dime_jax.attacks.rules import Agreement, EqualFactors, Terms
+from dime_jax.core.denoiser import BESIDE, OWN, PRECISION, EpsFn
 from dime_jax.core.draws import Draw
 from dime_jax.core.schedule import NoiseSchedule, per_image
 
-NAME = "loss_level"
-RULE_LABEL = row_label(NAME, 3)
+NAME, BESIDE_NAME = "loss_level", "loss_level_beside"
+RULE_LABEL, BESIDE_LABEL = row_label(NAME, 3), row_label(BESIDE_NAME, 2)
 LOSS_SIGMA, LEVEL_SIGMA = 0.463, 0.173  # t = 150 and 50 of DDPM's schedule
 GAMMA = 0.1
 
@@ -192,6 +192,12 @@ def setting_for(schedule: NoiseSchedule) -> Setting:
     return _setting(schedule.timestep_at(LOSS_SIGMA), schedule.timestep_at(LEVEL_SIGMA))
 
 
+def beside_recipe(setting: Setting) -> Recipe:
+    """The logs of one loss and of one probe's level."""
+    first, _, level, *_ = recipe(setting).readings
+    return Recipe((first, level), _log)
+
+
 def on_schedule(setting: Setting, schedule: NoiseSchedule) -> Setting:
     """The grid's setting, which is for the usual schedule, at the same noise levels of this one; others as they are."""
     return setting_for(schedule) if setting == _USUAL else setting
@@ -229,5 +235,16 @@ ATTACKS = (
         signs=(1, 1, 1, 0, 0, 0, 0),
         rule=Agreement(covariates=((3, 4), (5, 6), ())),
         family=FAMILY,
+    ),
+    Attack(
+        BESIDE_NAME,
+        "Loss and level beside a reference",
+        "Matsumoto et al. 2023 and Do, Alabi; combined here",
+        grids={profile: [_USUAL] for profile in ("paper", "quick", "light")},
+        recipe=beside_recipe,
+        signs=(1, 1),
+        rule=EqualFactors(covariates=((), ())),
+        family=FAMILY,
+        conditions=(OWN, BESIDE),
     ),
 )

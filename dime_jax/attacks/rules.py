@@ -124,6 +124,32 @@ class Agreement(Rule):
         return np.divide(shares, deviations, out=np.zeros(3), where=deviations > 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class EqualFactors(Rule):
+    """Logarithms of several readings, each weighed by the precision of what is left of it.
+
+    If training lowers every reading by the same factor, and what is left is noise on its own, then Σ_i r_i / Var r_i
+    tells members best. No label is used, and the order of the images does not matter, to the bit.
+
+    Attributes:
+      covariates: as in `Rule`.
+    """
+
+    covariates: tuple[tuple[int, ...], ...] = ()
+
+    def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
+        """The weights of the terms as they are."""
+        del schedule, setting
+        return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
+
+    def mix(self, residuals: np.ndarray) -> np.ndarray:
+        """Return 1 / Var r_i; 0 for one that does not vary."""
+        if not residuals.shape[1]:
+            return np.ones(len(residuals))
+        variances = np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1)
+        return np.divide(1.0, variances, out=np.zeros(len(variances)), where=variances > 0)
+
+
 def agreement(rows: np.ndarray) -> float:
     """Correlation of the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
     if not rows.shape[1]:

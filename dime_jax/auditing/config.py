@@ -10,13 +10,13 @@ from dime_jax import scoring
 from dime_jax._util import validate
 from dime_jax._util.flags import check_choices, documented
 from dime_jax.attacks import Setting, get_attack, load_attack_module
-from dime_jax.attacks.loss_level import NAME, on_schedule
-from dime_jax.core.denoiser import OWN, TEXT_CONDITIONS, Denoiser
+from dime_jax.attacks.loss_level import BESIDE_NAME, NAME, on_schedule
+from dime_jax.core.denoiser import BESIDE, OWN, TEXT_CONDITIONS, Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Source
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
 from dime_jax.protocol.facts import Settings
-from dime_jax.protocol.options import PROFILES, AuditOptions, OutputOption, Profile
+from dime_jax.protocol.options import NO_REFERENCE, PROFILES, AuditOptions, OutputOption, Profile
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
 
@@ -56,6 +56,8 @@ class AuditConfig(AuditOptions, OutputOption):
             raise ValueError("images and split must be given together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("name the images by members and heldout, or by images and split")
+        if self.reference_lora and self.reference is None and not self.use.lora:
+            raise ValueError("reference_lora needs a reference to merge it into")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")
         validate.check_at_least(self.queries or 1, 1, "queries")
@@ -95,15 +97,26 @@ class AuditConfig(AuditOptions, OutputOption):
         """
         for name in self.attacks or ():
             get_attack(name)
+        if self.has_reference:
+            conditions = (*conditions, BESIDE)
         if self.members_known:
             jobs = planning.grid_jobs(*self._grid, conditions)
         else:
-            jobs = planning.grid_jobs([NAME], self.profile, most=max(self.queries) if self.queries else None)
+            rule = BESIDE_NAME if self.has_reference else NAME
+            most = max(self.queries) if self.queries else None
+            jobs = planning.grid_jobs([rule], self.profile, most=most, conditions=conditions)
         if schedule is None:
             return jobs
+        fixed = (NAME, BESIDE_NAME)
         return [
-            job._replace(setting=on_schedule(job.setting, schedule)) if job.attack.name == NAME else job for job in jobs
+            job._replace(setting=on_schedule(job.setting, schedule)) if job.attack.name in fixed else job
+            for job in jobs
         ]
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a second model is asked: a named one, or the base of a LoRA."""
+        return self.reference != NO_REFERENCE and (self.reference is not None or bool(self.use.lora))
 
     def left_out(self, conditions: Collection[str] = (OWN,)) -> list[str]:
         """What is not asked because it costs too many queries, in one line for each attack."""

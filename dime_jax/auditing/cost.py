@@ -102,7 +102,10 @@ def eta_lines(
     """Return the lines that `eta_hook` prints, at so many seconds per query."""
     cost = expected(config, images, schedule, conditions)
     left = max(0, cost.queries - query_ledger.queries_made(config.directory))
-    yield f"all stages of the audit need at most {left:,} more queries: about {duration(left * seconds)}"
+    if config.has_reference:  # which is asked the same, if it is as quick
+        seconds *= 2
+    queries = f"{left:,} more queries{', and as many to the reference' if config.has_reference else ''}"
+    yield f"all stages of the audit need at most {queries}: about {duration(left * seconds)}"
     light = lighter(config) if left * seconds > LONG_SECONDS else None
     less = None if light is None else expected(light, images, schedule, conditions)
     if light is not None and less is not None and less.queries < left:

@@ -7,14 +7,15 @@ import numpy as np
 
 from dime_jax import data, scoring
 from dime_jax.attacks import Setting
-from dime_jax.attacks.loss_level import LEVEL_SIGMA, LOSS_SIGMA, RULE_LABEL
+from dime_jax.attacks.loss_level import BESIDE_LABEL, LEVEL_SIGMA, LOSS_SIGMA, RULE_LABEL
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.images import cut
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data.role_checks import CheckedImages
-from dime_jax.evidence import Direction
-from dime_jax.protocol import stages, statistics
+from dime_jax.evidence import Direction, Way
+from dime_jax.protocol import calibration, stages, statistics
+from dime_jax.protocol.beside import Guarded
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, by_label
 from dime_jax.scoring import planning
@@ -36,7 +37,8 @@ class Decision(NamedTuple):
       heldout: held-out images that had no part in that choice, to compare candidates with.
       halves: with known members: which images chose, and which are tested.
       fixed_setting: without: the setting of the rule that decides then.
-      hooks: for all that is asked further, see `protocol.stages.run`.
+      model: for all that is asked further.
+      way: what is taken out of its scores.
     """
 
     decider: Calibration
@@ -44,12 +46,8 @@ class Decision(NamedTuple):
     heldout: np.ndarray
     halves: data.Halves | None
     fixed_setting: Setting | None
-    hooks: scoring.Hooks
-
-    @property
-    def adjusted(self) -> bool:
-        """Whether p-values are adjusted for the difficulty of pictures; without known members they always are."""
-        return self.halves is None or not self.decider.plain
+    model: Guarded
+    way: Way
 
     @property
     def label(self) -> str:
@@ -63,6 +61,7 @@ def decide(
     images: CheckedImages,
     take: Sequence[str],
     hooks: scoring.Hooks = scoring.NO_HOOKS,
+    reference: Denoiser | None = None,
 ) -> Decision:
     """Guard the model; with known members, run the protocol and choose what decides, else take the fixed rule.
 
@@ -72,25 +71,28 @@ def decide(
       images: to ask about.
       take: stages of the protocol, the calibration of attacks among them.
       hooks: what to call meanwhile.
+      reference: a second model, that is asked the same.
     """
     directory, heldout = config.directory, images.split.heldout
     if not len(images.split.member):
-        decider = stages.fixed_rule(denoiser.schedule)
-        why = "the fixed rule of three queries: without known members nothing can be calibrated"
+        decider = stages.fixed_rule(denoiser.schedule, reference=reference is not None)
+        rule = "three queries" if reference is None else "two queries to the model and two to the reference"
+        why = f"the fixed rule of {rule}: without known members nothing can be calibrated"
         why += _far_levels(denoiser.schedule, decider.setting)
-        hooks = guard(config, denoiser, images, hooks)
+        model = guard(config, denoiser, images, hooks, reference)
         transform = data.transform_for(images.source, denoiser.image_shape)
         statistics.make(directory, images.source, np.concatenate([heldout, images.candidates]), transform)
-        return Decision(decider, why, heldout, None, decider.setting, hooks)
+        way = calibration.way_of_rule(len(heldout), reference is not None)
+        return Decision(decider, why, heldout, None, decider.setting, model, way)
     halves = cut(config, images.split, images.source, images.groups)
-    hooks = run_protocol(config, denoiser, images, halves, take, hooks)
-    choice = choose_decider(
-        [*stages.read_calibrations(directory), *stages.read_adjusted(directory)],
+    model = run_protocol(config, denoiser, images, halves, take, hooks, reference)
+    decider, why = choose_decider(
+        [frozen for way in Way for frozen in stages.read_calibrations(directory, way)],
         stages.asked_labels(directory),
         config.decide_with,
         stages.read_direction(directory, ["calibration"], images.groups),
     )
-    return Decision(*choice, images.heldout_beside(halves.calibration), halves, None, hooks)
+    return Decision(decider, why, images.heldout_beside(halves.calibration), halves, None, model, decider.way)
 
 
 def _far_levels(schedule: NoiseSchedule, setting: Setting) -> str:
@@ -110,7 +112,8 @@ def run_protocol(
     halves: data.Halves,
     take: Sequence[str],
     hooks: scoring.Hooks = scoring.NO_HOOKS,
-) -> scoring.Hooks:
+    reference: Denoiser | None = None,
+) -> Guarded:
     """Take stages of the protocol with the attacks and settings of a config; arguments as for `stages.run`."""
     jobs = config.jobs(config.offered(denoiser), denoiser.schedule)
     config.check_decider(planning.row_labels(jobs))
@@ -120,6 +123,7 @@ def run_protocol(
         images.source,
         halves,
         jobs,
+        reference=reference,
         heldout=images.split.heldout,
         candidates=images.candidates,
         groups=images.groups,
@@ -132,15 +136,20 @@ def run_protocol(
 
 
 def guard(
-    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, hooks: scoring.Hooks = scoring.NO_HOOKS
-) -> scoring.Hooks:
-    """Guard a model that is not calibrated; it is said at once if it is no denoiser."""
+    config: AuditConfig,
+    denoiser: Denoiser,
+    images: CheckedImages,
+    hooks: scoring.Hooks = scoring.NO_HOOKS,
+    reference: Denoiser | None = None,
+) -> Guarded:
+    """Guard a model that is not calibrated; arguments and what is returned as for `stages.guard`."""
     options, heldout = config.options, images.split.heldout
     return stages.guard(
         config.directory,
         denoiser,
         images.source,
         heldout,
+        reference=reference,
         seed=config.seed,
         options=options,
         say=options.say,
@@ -155,11 +164,11 @@ def choose_decider(
 
     To turn a term against theory and to pick the attack that agrees with them best both follow the labels, right or
     wrong, so either takes a witness that confirms them. Otherwise the only attack of fixed direction that was named
-    decides, or the fixed rule for audits without known members, or else the witness itself; adjusted for the difficulty
-    of pictures where it can be, which needs no labels.
+    decides, or the fixed rule for audits without known members, or else the witness itself; with as much taken out of
+    its score as can be, which needs no labels.
 
     Args:
-      frozen: every calibrated attack, plain and then adjusted, the witness among them.
+      frozen: every calibrated attack in every way, plain first, the witness among them.
       asked: labels of the attacks that were asked for.
       wanted: label of the attack that is to decide, if the user named one.
       direction: what the witness says on the calibration half.
@@ -172,8 +181,9 @@ def choose_decider(
     fixed = {one.label: one for one in attacks if not one.learned_direction and wanted in (None, one.label)}
     if len(fixed) == 1:
         instead, decider = "the only attack of fixed direction", *fixed.values()
-    elif RULE_LABEL in fixed:
-        instead, decider = "the fixed rule, which needs no labels", fixed[RULE_LABEL]
+    elif fixed.keys() & {RULE_LABEL, BESIDE_LABEL}:
+        rule = fixed.get(BESIDE_LABEL) or fixed[RULE_LABEL]
+        instead, decider = "the fixed rule, which needs no labels", rule
     else:
         witness = {one.label: one for one in frozen}[planning.WITNESS_LABEL]
         instead, decider = "the witness of direction", witness

@@ -7,23 +7,22 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from dime_jax._util.distributed import on_first_process, shared_cache
+from dime_jax._util.distributed import on_first_process
 from dime_jax.attacks.modules import load_again
 from dime_jax.auditing import pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import decide, guard
 from dime_jax.auditing.images import open_images
+from dime_jax.auditing.models import open_compared
 from dime_jax.auditing.run_audit import AuditResult, begin, describe_model, describe_run, score_candidates
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.findings import json_files
 from dime_jax.findings.deletion import find_deletion
 from dime_jax.guards import identity
-from dime_jax.loading.opening import OpenedModel, open_model
+from dime_jax.loading.opening import OpenedModel
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.facts import BeforeAfter, CompareFacts
 from dime_jax.protocol.record import CompareRecord
-from dime_jax.remote.options import NO_REMOTE_OPTIONS, is_address
-from dime_jax.remote.transport import parse_url
 from dime_jax.report import html
 
 _MODELS = ("before", "after")
@@ -41,16 +40,19 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     """
     if config.candidates is None:
         raise ValueError("candidates must be given: the images whose deletion is to be verified")
-    models = _open_models(config, after)
+    if config.reference is not None or config.reference_lora:
+        raise ValueError("a comparison takes no reference: the models before and after are compared with each other")
+    if config.use.lora:
+        raise ValueError("lora would be merged into both models that are compared: convert the model that has it first")
+    models = open_compared(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)
     begin(config, models[0].denoiser, images)
-    hooks_after = guard(config, models[1].denoiser, images)
+    after_it = guard(config, models[1].denoiser, images)
     decision = decide(config, models[0].denoiser, images, ("calibration", "calibrate"))
-    for name, model, hooks in zip(_MODELS, models, (decision.hooks, hooks_after)):
+    for name, model, guarded in zip(_MODELS, models, (decision.model, after_it)):
         config.options.say(f"{name}: {model.describe()}")
-        asked = decision._replace(hooks=hooks)
-        score_candidates(config, model.denoiser, images, asked, config.directory / name)
+        score_candidates(config, images, decision._replace(model=guarded), name)
     facts = CompareFacts(
         **vars(describe_run(config, models[0].denoiser, images, decision, after)),
         models=BeforeAfter(*(describe_model(model) for model in models)),
@@ -85,20 +87,6 @@ def _report(record: CompareRecord, warnings: Sequence[str] = ()) -> AuditResult:
 
     on_first_process(write)
     return AuditResult(found.results, record.directory, record.directory / html.PAGE)
-
-
-def _open_models(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> list[OpenedModel]:
-    """Both models; how to ask a hosted one is said once, a token for one server only."""
-    named = (config.model, after)
-    hosted = [model for model in named if is_address(model)]
-    if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
-        raise ValueError("both models must be on one server if a token is given, since it is sent to no other")
-    options = [config.remote if is_address(model) or not hosted else NO_REMOTE_OPTIONS for model in named]
-    cache = shared_cache(config.directory)
-    return [
-        open_model(model, cache=cache, remote=remote, say=config.options.say, **config.model_options)
-        for model, remote in zip(named, options)
-    ]
 
 
 def _check_models(before: Denoiser, after: Denoiser) -> None:

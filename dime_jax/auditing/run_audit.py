@@ -14,25 +14,27 @@ import jax
 import numpy as np
 
 from dime_jax import data, scoring
-from dime_jax._util.distributed import on_first_process, shared_cache
+from dime_jax._util.distributed import on_first_process
 from dime_jax._util.records import Json, plain_object
 from dime_jax.attacks.modules import describe_module, load_again
 from dime_jax.auditing import cost, pictures
 from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
+from dime_jax.auditing.models import open_models
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
+from dime_jax.evidence import Way
 from dime_jax.findings import finding, json_files
 from dime_jax.findings.results import AuditFindings, DeletionFindings
 from dime_jax.guards import identity
-from dime_jax.loading.opening import OpenedModel, open_model
-from dime_jax.protocol import stages, statistics
+from dime_jax.loading.opening import OpenedModel
+from dime_jax.protocol import beside, stages, statistics
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts, RunFacts
-from dime_jax.protocol.record import Record, candidates_directory, read_known, variations_directory
+from dime_jax.protocol.record import Record, candidates_place, read_known, variations_place
 from dime_jax.report import html
 
 
@@ -56,24 +58,29 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    cache = shared_cache(config.directory)
-    model = open_model(config.model, cache=cache, remote=config.remote, say=config.options.say, **config.model_options)
+    model, reference = opened = open_models(config)
     images = open_images(config, model.denoiser)
-    config.options.say(_introduction(model, images))
+    config.options.say(_introduction(opened, images))
     begin(config, model.denoiser, images)
     hooks = scoring.Hooks(on_rate=cost.eta_hook(config, images, model.denoiser))
-    decision = decide(config, model.denoiser, images, ("calibration", "calibrate", "test"), hooks)
+    take = ("calibration", "calibrate", "test")
+    decision = decide(config, model.denoiser, images, take, hooks, reference and reference.denoiser)
     if len(images.candidates):
-        directory = candidates_directory(config.directory, decision.label)
-        score_candidates(config, model.denoiser, images, decision, directory)
+        score_candidates(config, images, decision, candidates_place(decision.label))
     if len(images.candidates) and config.variations:
-        _score_variations(config, model.denoiser, images, decision)
-    on_first_process(lambda: _write_record(config, model, images, decision))
+        _score_variations(config, images, decision)
+    on_first_process(lambda: _write_record(config, opened, images, decision))
     return _report(json_files.read_record(config.directory))
 
 
-def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages, decision: Decision) -> None:
+def _write_record(
+    config: AuditConfig,
+    opened: tuple[OpenedModel, OpenedModel | None],
+    images: CheckedImages,
+    decision: Decision,
+) -> None:
     """Write down all that the report is made from, once all queries are made."""
+    model, reference = opened
     shape, halves = model.denoiser.image_shape, decision.halves
     known = read_known(config.directory, decision.label, decision.heldout, halves is not None)
     thumbnails = pictures.make_thumbnails(images, shape, known.split, known.scores(decision.decider))
@@ -95,8 +102,9 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
         test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
     )
     noisy = identity.noise_warnings(config.directory, model.denoiser.fingerprint)
+    beside_it = None if reference is None else describe_model(reference)
     facts = AuditFacts(
-        **vars(dataclasses.replace(shared, images=counts)),
+        **vars(dataclasses.replace(shared, images=counts, reference=beside_it)),
         grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),
         model=describe_model(model),
         warnings=(*images.warnings, *blind.warnings, *captions.warnings, *noisy),
@@ -117,44 +125,41 @@ def _write_record(config: AuditConfig, model: OpenedModel, images: CheckedImages
     json_files.write_record(config.directory, facts, arrays)
 
 
-def score_candidates(
-    config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision, directory: pathlib.Path
-) -> None:
+def score_candidates(config: AuditConfig, images: CheckedImages, decision: Decision, place: str) -> None:
     """Ask about the candidates, and about the held-out images to compare them with, by the attack that decides."""
     both = np.concatenate([decision.heldout, images.candidates])
-    _score(config, denoiser, images.source, decision, directory, both, images.candidates)
+    _score(config, images.source, decision, place, both, images.candidates)
 
 
-def _score_variations(config: AuditConfig, denoiser: Denoiser, images: CheckedImages, decision: Decision) -> None:
+def _score_variations(config: AuditConfig, images: CheckedImages, decision: Decision) -> None:
     """Ask about variations of the held-out images and of the candidates alike."""
     source = varied(images.source, np.concatenate([decision.heldout, images.candidates]))
-    places, directory = np.arange(len(source)), variations_directory(config.directory, decision.label)
-    transform = data.transform_for(source, denoiser.image_shape)
+    places, place = np.arange(len(source)), variations_place(decision.label)
+    transform = data.transform_for(source, decision.model.denoiser.image_shape)
     statistics.make(config.directory / "variations", source, places, transform)
     of_candidates = places[len(decision.heldout) * len(VARIATIONS) :]
-    _score(config, denoiser, source, decision, directory, places, of_candidates)
+    _score(config, source, decision, place, places, of_candidates)
 
 
 def _score(
     config: AuditConfig,
-    denoiser: Denoiser,
     source: data.Source,
     decision: Decision,
-    directory: pathlib.Path,
+    place: str,
     indices: np.ndarray,
     tolerated: np.ndarray,
 ) -> None:
     """Score some images by the attack that decides; `tolerated` as for `scoring.score`."""
-    scoring.score(
-        denoiser,
+    beside.score(
+        decision.model,
+        config.directory,
+        place,
         source,
         [stages.frozen_job(decision.decider)],
-        directory,
         indices=stages.shuffled(indices, config.seed),
         tolerated=tolerated,
         seed=config.seed,
-        options=config.options.within(config.directory),
-        hooks=decision.hooks,
+        options=config.options,
     )
 
 
@@ -218,7 +223,8 @@ def describe_run(
         attack_module=describe_module(config.attack_module),
         decided_by=decision.label,
         chosen=decision.why,
-        adjusted=decision.adjusted,
+        adjusted=decision.way is not Way.PLAIN,
+        way=decision.way if decision.way.reference else None,
         fixed_setting=decision.fixed_setting,
         duplicates=images.duplicates,
         environment=_environment(),
@@ -237,8 +243,9 @@ def _environment() -> Environment:
     )
 
 
-def _introduction(model: OpenedModel, images: CheckedImages) -> str:
-    split = images.split
+def _introduction(opened: tuple[OpenedModel, OpenedModel | None], images: CheckedImages) -> str:
+    split, (model, reference) = images.split, opened
     counts = [(len(split.member), "known members"), (len(split.heldout), "held-out images")]
     counts.append((len(images.candidates), "candidates"))
-    return model.describe() + "\n" + ", ".join(f"{n:,} {what}" for n, what in counts if n)
+    described = [model.describe(), *([] if reference is None else [f"reference: {reference.describe()}"])]
+    return "\n".join([*described, ", ".join(f"{n:,} {what}" for n, what in counts if n)])

@@ -27,6 +27,7 @@ OWN = "own"  # the name of an image's own condition
 EMPTY = "empty"  # of text-conditioned models: the empty caption
 PARTS = ("part_1", "part_2", "part_3")  # and the image's own, cut in three
 TEXT_CONDITIONS = (OWN, *PARTS, EMPTY)
+BESIDE = "beside a reference"  # not of a model, but of a run that has a second one
 
 # (x, t) -> eps
 EpsFn = Callable[[jax.Array, ArrayLike], jax.Array]
@@ -118,6 +119,9 @@ class Denoiser:
         self.fingerprint = fingerprint or _fingerprint_of_name(name)
         self.traceable, self.requests, self.queries = traceable, requests, QueryCounter()
         self._call = jax.jit(apply) if traceable else apply
+
+    def release(self) -> None:
+        """Free the memory of the weights, if they can be read again when they are needed."""
 
     @property
     def known_by_name_only(self) -> bool:

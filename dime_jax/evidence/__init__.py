@@ -26,6 +26,7 @@ from dime_jax.evidence.difficulty import Adjustment as Adjustment
 from dime_jax.evidence.difficulty import Combine as Combine
 from dime_jax.evidence.difficulty import Difficulty as Difficulty
 from dime_jax.evidence.difficulty import Pile as Pile
+from dime_jax.evidence.difficulty import Way as Way
 from dime_jax.evidence.difficulty import difficulty_p_values as difficulty_p_values
 from dime_jax.evidence.difficulty import difficulty_residuals as difficulty_residuals
 from dime_jax.evidence.difficulty import difficulty_statistics as difficulty_statistics

@@ -4,10 +4,15 @@ A hard picture has a high score whether the model saw it or not. On natural imag
 what makes scores differ, and membership hides below it. One small regression of scores on statistics of the pictures,
 which sees no labels, leaves residuals in which membership shows. No known member is needed.
 
+A second model, a reference, that was not trained on the images says more: its score of the same query with the same
+noise is a statistic, too, one that is not penalised. What is left is what the model has learned and the reference has
+not.
+
 Where a score is positive by construction (a norm, a loss), pass its logarithm: difficulty multiplies.
 """
 
 import dataclasses
+import enum
 import hashlib
 import zlib
 from collections.abc import Callable
@@ -42,13 +47,14 @@ _PIXELS_AT_ONCE = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Difficulty:
-    """What scores [n] follow from statistics [n, k] of pictures, as a fixed function; made by `fit_difficulty`.
+    """What scores [n] follow from statistics [n, k + j] of pictures, as a fixed function; made by `fit_difficulty`.
 
     Attributes:
-      mean, std: of the statistics [k], by which they are standardised; std is infinite for those that do not vary.
+      mean, std: of the first k statistics, by which they are standardised; std is infinite for those that do not vary.
       missing: bool [k], the statistics that some image of the fit lacks, each of which has an indicator of its own.
-      location: coefficients of the expected score, the constant last.
-      scale: coefficients of the log of its typical deviation, the constant last; None if there were few images.
+      location: coefficients of the expected score: of these, of the indicators, of the last j, and the constant.
+      scale: coefficients of the log of its typical deviation, which the last j do not explain; None if there were few
+        images.
     """
 
     mean: tuple[float, ...]
@@ -59,36 +65,59 @@ class Difficulty:
 
     def __call__(self, scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
         """Return (score - expected) / typical deviation [n]; a statistic that is NaN counts as its mean."""
-        columns = self._columns(np.asarray(statistics, np.float64))
-        residuals = np.asarray(scores, np.float64) - _linear(columns, self.location)
+        columns, others = self._columns(np.asarray(statistics, np.float64))
+        residuals = np.asarray(scores, np.float64) - _linear(np.hstack([columns, others]), self.location)
         return residuals if self.scale is None else residuals * np.exp(-_linear(columns, self.scale))
 
     def expected(self, statistics: npt.ArrayLike) -> np.ndarray:
-        """Return the score that these statistics [n, k] let expect, [n]."""
-        return _linear(self._columns(np.asarray(statistics, np.float64)), self.location)
+        """Return the score that these statistics [n, k + j] let expect, [n]."""
+        return _linear(np.hstack(self._columns(np.asarray(statistics, np.float64))), self.location)
 
-    def _columns(self, statistics: np.ndarray) -> np.ndarray:
+    def _columns(self, statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What is penalised, and what is not."""
+        statistics, others = np.split(statistics, [len(self.mean)], axis=1)
         standardised = np.clip((statistics - np.array(self.mean)) / np.array(self.std), -_FARTHEST, _FARTHEST)
         lacking = np.isnan(statistics)
-        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, np.array(self.missing, bool)]])
+        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, np.array(self.missing, bool)]]), others
 
 
 def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
     return columns @ np.array(coefficients[:-1]) + coefficients[-1]
 
 
+class Way(enum.StrEnum):
+    """What is taken out of a score: nothing, what the picture explains, what a reference's score does, or both."""
+
+    PLAIN = "plain"
+    ADJUSTED = "adjusted"
+    BESIDE = "beside"
+    BESIDE_ADJUSTED = "beside_adjusted"
+
+    @property
+    def picture(self) -> bool:
+        """Whether what the picture explains is taken out."""
+        return self in (Way.ADJUSTED, Way.BESIDE_ADJUSTED)
+
+    @property
+    def reference(self) -> bool:
+        """Whether what a reference's score explains is taken out."""
+        return self in (Way.BESIDE, Way.BESIDE_ADJUSTED)
+
+
 class Adjustment(NamedTuple):
-    """c scores of each image minus what their pictures explain, weighed and added: a fixed function of an image.
+    """c scores of each image minus what is taken out of them, weighed and added: a fixed function of an image.
 
     Attributes:
       fits: of each score.
       weights: of their residuals.
       log: whether the scores are logarithms of what an attack gives.
+      way: what is taken out.
     """
 
     fits: tuple[Difficulty, ...]
     weights: tuple[float, ...]
     log: bool = False
+    way: Way = Way.ADJUSTED
 
     def __call__(self, scores: np.ndarray, statistics: np.ndarray) -> np.ndarray:
         """Return one number [n] from scores [c, n] and statistics [c, n, k]; NaN where a score is."""
@@ -101,14 +130,20 @@ class Adjustment(NamedTuple):
         return np.sum([weight * fit.expected(of) for weight, fit, of in each], axis=0)
 
 
-def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficulty:
-    """Fit scores [n] on statistics of the pictures [n, k] by ridge regression, without labels.
+def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised: int = 0) -> Difficulty:
+    """Fit scores [n] on statistics of the pictures [n, k + j] by ridge regression, without labels.
 
     Each penalty is the one with the least squared error when every image is predicted from the others, so that little
     is taken out where pictures explain nothing. Statistics are standardised and clipped over the images of the fit;
     those that vary by less than 1e-8 have no weight. A statistic that is NaN counts as the mean of the others, with an
     indicator. The scale of the residuals is fitted, too, if there are `IMAGES_FOR_SCALE` images for each statistic:
     a matter of numbers alone. The order of the images does not matter, to the bit.
+
+    Args:
+      scores: of the images.
+      statistics: of their pictures; the last `unpenalised` of them are scores of the same queries by other models,
+        which are taken as they are, by least squares, and must be finite.
+      unpenalised: j.
     """
     scores = _checks.finite_scores(scores, "scores")
     statistics = np.asarray(statistics, np.float64)
@@ -117,6 +152,8 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficul
         raise ValueError("statistics must be finite or NaN (missing), got an infinite one")
     order = np.lexsort((*statistics.T, scores))
     scores, statistics = scores[order], statistics[order]
+    statistics, others = np.split(statistics, [statistics.shape[1] - unpenalised], axis=1)
+    validate.check_finite(others, "unpenalised statistics")
     known = np.isfinite(statistics)
     counts = np.maximum(known.sum(axis=0), 1)
     mean = np.where(known, statistics, 0.0).sum(axis=0) / counts
@@ -124,18 +161,18 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> Difficul
     missing = ~known.all(axis=0)
     std = np.where(std > 1e-8, std, np.inf)
     fit = Difficulty(tuple(mean.tolist()), tuple(std.tolist()), tuple(missing.tolist()), (), None)
-    columns = fit._columns(statistics)
-    location, residuals = _ridge(columns, scores)
+    columns, _ = fit._columns(statistics)
+    location, residuals = _ridge(columns, scores, others)
     fit = dataclasses.replace(fit, location=tuple(location.tolist()))
-    if len(scores) < IMAGES_FOR_SCALE * statistics.shape[1]:
+    if not statistics.shape[1] or len(scores) < IMAGES_FOR_SCALE * statistics.shape[1]:
         return fit
     deviations = np.abs(residuals)
     typical = float(np.median(deviations)) or 1.0
-    scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)))
+    scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)), others[:, :0])
     return dataclasses.replace(fit, scale=tuple(scale.tolist()))
 
 
-def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
+def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised: int = 0) -> np.ndarray:
     """Return the residuals [n] or [c, n] of one pile of images, each score fitted over the whole pile.
 
     They are rounded so that images that are alike tie, whatever library does the linear algebra and whatever the unit
@@ -144,15 +181,16 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np
     Args:
       scores: [n], or [c, n] for c scores of each image.
       statistics: of the pictures [n, k], or [c, n, k] if they differ between scores.
+      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
     """
     scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
     if scores.ndim == 2:
         statistics = np.broadcast_to(statistics, (len(scores), *statistics.shape[-2:]))
-        return np.stack([difficulty_residuals(*each) for each in zip(scores, statistics)])
+        return np.stack([difficulty_residuals(*each, unpenalised) for each in zip(scores, statistics)])
     unit = float(np.std(np.sort(scores)))
     if unit == 0:
         return np.zeros_like(scores)
-    fit = fit_difficulty(scores / unit, statistics)
+    fit = fit_difficulty(scores / unit, statistics, unpenalised)
     residuals = np.round(fit(scores / unit, statistics) / _RESOLUTION) * _RESOLUTION
     return residuals * unit if fit.scale is None else residuals
 
@@ -163,14 +201,23 @@ class Pile(NamedTuple):
     Attributes:
       scores: [c, n, v]; NaN where there is none.
       statistics: of the pictures [c, n, v, k]; NaN for what is missing.
+      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
     """
 
     scores: np.ndarray
     statistics: np.ndarray
+    unpenalised: int = 0
 
     @classmethod
-    def of(cls, scores: npt.ArrayLike, statistics: npt.ArrayLike, name: str = "scores") -> "Pile":
-        """Make a pile of scores [n] or [c, n] and statistics [n, k] or [c, n, k], or of the full shapes."""
+    def of(cls, scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised: int = 0, name: str = "scores") -> "Pile":
+        """Make a pile of scores [n] or [c, n] and statistics [n, k] or [c, n, k], or of the full shapes.
+
+        Args:
+          scores: of the images.
+          statistics: of their pictures.
+          unpenalised: how many of the last statistics are.
+          name: of the scores, in messages.
+        """
         scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
         if scores.ndim < 3:
             if scores.ndim not in (1, 2) or statistics.ndim not in (2, 3):
@@ -179,7 +226,7 @@ class Pile(NamedTuple):
             scores, statistics = np.atleast_2d(scores)[..., None], statistics[..., None, :]
         statistics = np.broadcast_to(statistics, (len(scores), *statistics.shape[-3:]))
         validate.check_shape(statistics, (*scores.shape, None), f"statistics of {name}")
-        return cls(scores, statistics)
+        return cls(scores, statistics, unpenalised)
 
     @property
     def known(self) -> np.ndarray:
@@ -188,13 +235,14 @@ class Pile(NamedTuple):
 
     def take(self, images: np.ndarray | slice | list[int]) -> "Pile":
         """Return the pile of some of the images, by their positions or a mask."""
-        return Pile(self.scores[:, images], self.statistics[:, images])
+        return Pile(self.scores[:, images], self.statistics[:, images], self.unpenalised)
 
     def __add__(self, other: object) -> "Pile":
         """Return one pile of the images of both."""
         if not isinstance(other, Pile):
             return NotImplemented
-        return Pile(*(np.concatenate(both, axis=1) for both in zip(self, other)))
+        scores, statistics = (np.concatenate(both, axis=1) for both in zip(self[:2], other[:2]))
+        return Pile(scores, statistics, self.unpenalised)
 
     def residuals(self, combine: Combine | None = None) -> np.ndarray:
         """Return the lowest residual of each image's versions [n], from one fit over all versions of all images.
@@ -204,7 +252,7 @@ class Pile(NamedTuple):
         """
         _, n, versions = self.scores.shape
         usable = np.all(np.isfinite(self.scores), axis=0) & self.known[:, None]
-        each = difficulty_residuals(self.scores[:, usable], self.statistics[:, usable])
+        each = difficulty_residuals(self.scores[:, usable], self.statistics[:, usable], self.unpenalised)
         lowest = np.full((n, versions), np.inf)
         lowest[usable] = each[0] if combine is None else combine(each)
         return np.where(self.known, lowest.min(axis=1), np.nan)
@@ -218,8 +266,9 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
       mix: residuals [c, n] -> their weights [c].
     """
     known = pile.take(pile.known)
-    fits = [fit_difficulty(*of) for of in zip(known.scores[..., 0], known.statistics[:, :, 0])]
-    residuals = np.stack([fit(*of) for fit, *of in zip(fits, known.scores[..., 0], known.statistics[:, :, 0])])
+    of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
+    fits = [fit_difficulty(*of, pile.unpenalised) for of in of_each]
+    residuals = np.stack([fit(*of) for fit, of in zip(fits, of_each)])
     return Adjustment(tuple(fits), tuple(mix(residuals).tolist()))
 
 
@@ -231,6 +280,7 @@ def difficulty_p_values(
     heldout_groups: npt.ArrayLike | None = None,
     combine: Combine | None = None,
     seed: int = 0,
+    unpenalised: int = 0,
 ) -> np.ndarray:
     """Return p = (1 + #{held-out residual <= the candidate's}) / (n + 1) for each candidate, [m].
 
@@ -256,9 +306,12 @@ def difficulty_p_values(
         group, drawn by `seed`, enters fit and count: shares of a group are not exact for fitted residuals.
       combine: makes one number of the c residuals of each image of a pile; see `Combine`.
       seed: of the draw from groups.
+      unpenalised: how many of the last statistics are scores of the same queries by other models, which are not
+        penalised; they must be finite. The theorem then asks that candidate and held-out images could be swapped before
+        those models, too: that none of them, or each of them alike, was trained on these images.
     """
-    candidates = Pile.of(scores, statistics)
-    heldout = Pile.of(heldout_scores, heldout_statistics, "heldout_scores")
+    candidates = Pile.of(scores, statistics, unpenalised)
+    heldout = Pile.of(heldout_scores, heldout_statistics, unpenalised, "heldout_scores")
     c, _, versions, k = candidates.statistics.shape
     validate.check_shape(heldout.statistics, (c, None, versions, k), "heldout_statistics")
     validate.check_finite(heldout.scores[..., 0], "heldout_scores")
@@ -343,21 +396,28 @@ def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> n
     return np.array(sorted(chosen.values()))
 
 
-def _ridge(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients [k + 1], the constant last and not held back, and the residuals [n] of the fit.
+def _ridge(columns: np.ndarray, target: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients of columns [n, k], of others [n, j] and of the constant, and the residuals [n] of the fit.
 
-    With the hat matrix H of a linear fit, leaving out image i would leave the residual rᵢ / (1 - Hᵢᵢ).
+    Only the columns are penalised. With the hat matrix H of a linear fit, leaving out image i would leave the residual
+    rᵢ / (1 - Hᵢᵢ).
     """
-    n, centre, middle = len(target), target.mean(), columns.mean(axis=0)
-    columns = columns - middle
-    energies, axes = np.linalg.eigh(columns.T @ columns)
-    rotated = columns @ axes
-    along = rotated.T @ (target - centre)
+    n, middle, centre = len(target), columns.mean(axis=0), target.mean()
+    left, lengths, right = np.linalg.svd(others - others.mean(axis=0), full_matrices=False)
+    basis = left[:, lengths > 1e-10 * lengths.max(initial=1e-300)]
+    columns, target = columns - middle, target - centre
+    rest_of_columns, rest = columns - basis @ (basis.T @ columns), target - basis @ (basis.T @ target)
+    energies, axes = np.linalg.eigh(rest_of_columns.T @ rest_of_columns)
+    rotated = rest_of_columns @ axes
+    along = rotated.T @ rest
     fits = []
     for penalty in n * _PENALTIES:
         weights = 1 / (np.maximum(energies, 0.0) + penalty)
-        residuals = target - centre - rotated @ (weights * along)
-        left_out = residuals / np.maximum(1 - 1 / n - rotated**2 @ weights, 1e-9)
+        residuals = rest - rotated @ (weights * along)
+        left_out = residuals / np.maximum(1 - 1 / n - (basis**2).sum(axis=1) - rotated**2 @ weights, 1e-9)
         fits.append((float(np.sum(left_out**2)), axes @ (weights * along), residuals))
     _, slopes, residuals = min(fits, key=lambda fit: fit[0])
-    return np.append(slopes, centre - middle @ slopes), residuals
+    used = basis.shape[1]
+    of_others = right[:used].T @ (basis.T @ (target - columns @ slopes) / lengths[:used])
+    constant = centre - middle @ slopes - others.mean(axis=0) @ of_others
+    return np.concatenate([slopes, of_others, [constant]]), residuals

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dime_jax._util.records import Absent
 from dime_jax.evidence import metrics
+from dime_jax.evidence.difficulty import Way
 
 # The chance that a witness takes one side on sets that it cannot tell apart, over all timesteps and halves together.
 ERROR_RATE = 0.01
@@ -31,7 +32,7 @@ class Judgement(enum.StrEnum):
 class WitnessScores(NamedTuple):
     """The witness's scores at one timestep of one half, lower for members, and which images belong together.
 
-    They are plain, or `adjusted` for the difficulty of pictures without labels (`evidence.difficulty`).
+    Something may be taken out of them, without labels (`evidence.difficulty`).
     """
 
     half: str
@@ -39,7 +40,7 @@ class WitnessScores(NamedTuple):
     member: npt.ArrayLike
     heldout: npt.ArrayLike
     groups: metrics.Groups = (None, None)
-    adjusted: bool = False
+    way: Way = Way.PLAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ class WitnessAuc:
     low: float
     high: float
     adjusted: Absent[bool] = None
+    beside: Absent[bool] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +92,9 @@ def judge_direction(scores: Sequence[WitnessScores], looks: int | None = None) -
         return NOT_CHECKED
     confidence = 1 - 2 * ERROR_RATE / max(len(scores), looks or 0)
     aucs = []
-    for half, t, member, heldout, groups, adjusted in scores:
-        aucs.append(WitnessAuc(half, t, *metrics.auc_interval(member, heldout, confidence, groups), adjusted or None))
+    for half, t, member, heldout, groups, way in scores:
+        bounds = metrics.auc_interval(member, heldout, confidence, groups)
+        aucs.append(WitnessAuc(half, t, *bounds, way.picture or None, way.reference or None))
     if any(auc.high < 0.5 for auc in aucs):
         judgement = Judgement.BELOW
     elif any(auc.low > 0.5 for auc in aucs):

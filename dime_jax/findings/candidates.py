@@ -109,7 +109,7 @@ def find_fraction(record: Record, rows: Sequence[CandidateRow], results: AuditFi
         return None
     chose, frozen = record.calibration_images, record.decider
     if not frozen.plain:  # fitted to no image whose fraction is estimated, and to no member
-        frozen = record.refit(frozen, chose.table, chose.split.heldout)
+        frozen = record.refit(frozen, chose.table, chose.split.heldout, frozen.way)
     scores, heldout = (varied.best for varied in record.varied(frozen))
     judged = [row.p_value is not None for row in rows[: len(scores)]]
     known = KnownScores(finite(record.scores(frozen).member), finite(heldout))

@@ -24,7 +24,7 @@ from dime_jax.findings.known_images import (
 )
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
 from dime_jax.guards import model_check
-from dime_jax.protocol import stages
+from dime_jax.protocol import beside, stages
 from dime_jax.protocol.evaluation import Evaluation
 from dime_jax.protocol.record import Record, finite
 
@@ -56,9 +56,15 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         *unanswered_warning(unanswered),
     )
     tables = [table for table in (record.candidates, record.variations) if table]
-    queries = evaluation.queries_made + sum(table.queries_made for table in tables)
+    halves = [record.calibration_images.table, record.known.table] if record.members_known else []
+    evaluation = dataclasses.replace(
+        evaluation,
+        queries_made=evaluation.queries_made + sum(table.queries_made for table in tables),
+        reference_queries_made=beside.queries_made(record.directory, [*halves, *tables]),
+        warnings=warnings,
+    )
     found = AuditFindings(
-        **{**vars(evaluation), "queries_made": queries, "warnings": warnings},
+        **vars(evaluation),
         decided_by=_decided_by(record),
         comparisons=find_comparisons(record),
         blind_baseline=find_blind_baseline(record),
@@ -72,6 +78,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         environment=facts.environment,
         headline=_NO_HEADLINE_YET,
         captions=facts.captions,
+        reference=facts.reference,
         caption_baseline=find_caption_baseline(record),
         crowding=find_crowding(record),
     )
@@ -104,6 +111,7 @@ def _decided_by(record: Record) -> AuditDecidedBy:
         calibration_auc=decider.auc,
         chosen=record.facts.chosen,
         adjusted=record.facts.adjusted,
+        way=record.facts.way,
     )
 
 
@@ -120,7 +128,7 @@ def _epsilon(record: Record) -> EpsilonBound:
 def _withheld(record: Record, evaluation: Evaluation) -> str | None:
     """Why no verdict can be given on any candidate, whatever its score, if there is a reason."""
     row = evaluation.row(record.facts.decided_by)
-    decides = row.adjusted if row is not None and record.facts.adjusted else row
+    decides = None if row is None else row.read(record.facts.taken_out)
     worse = "the attack that decides does worse than chance on the test half"
     return withholding.no_denoiser_or_swapped([evaluation.model_check], evaluation.direction) or (
         worse if decides is not None and decides.auc.high < 0.5 else None

@@ -31,7 +31,7 @@ COMPARE_KEYS = frozenset(field_names(DeletionFindings))
 _SOME = Estimate(0.0, 0.0, 0.0)
 _RATES = AtThreshold(0.0, 0.0, 0.0)
 _ADJUSTED = AdjustedRow({}, _SOME, _SOME, _SOME, _RATES)
-ROW = plain_object(ResultRow("", {}, _SOME, _SOME, _SOME, 0.0, 0, _RATES, 0, 0.0, _ADJUSTED))
+ROW = plain_object(ResultRow("", {}, _SOME, _SOME, _SOME, 0.0, 0, _RATES, 0, 0.0, *[_ADJUSTED] * 3))
 
 
 class Condition(NamedTuple):

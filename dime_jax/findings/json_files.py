@@ -23,6 +23,7 @@ from dime_jax.protocol.arrays import AuditArrays, columns_of, compare_columns
 from dime_jax.protocol.evaluation import Evaluation, check_version
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.record import CompareRecord, Record
+from dime_jax.scoring.query_ledger import REFERENCE
 
 AUDIT, COMPARE, RESULTS = "audit.json", "compare.json", "results.json"
 _AUDIT_ARRAYS, _COMPARE_ARRAYS = "audit.npz", "compare.npz"
@@ -39,6 +40,9 @@ def write_record(directory: pathlib.Path, facts: AuditFacts, arrays: AuditArrays
     candidates = [f"{one}/{facts.decided_by}/manifest.json" for one in tables if len(arrays.candidates)]
     pictures = [f"{place}{statistics.FILE}" for place in ("", "variations/") if statistics.exist(directory / place)]
     files = [_AUDIT_ARRAYS, model_check.FILE, *run, *candidates, *pictures]
+    if facts.reference is not None:
+        asked = [*stages.MANIFESTS.values()] if facts.images.members else []
+        files += [f"{REFERENCE}/{name}" for name in (model_check.FILE, *asked, *candidates)]
     digests.write(directory / AUDIT, plain_object(facts), files)
 
 

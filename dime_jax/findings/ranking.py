@@ -1,6 +1,6 @@
 """Candidates among held-out images: the p-values that decide, those that do not, and scores for tests of the set.
 
-With what the picture explains taken out, the p-value of a candidate comes from a fit over the held-out images and this
+With something taken out of the scores, the p-value of a candidate comes from a fit over the held-out images and this
 candidate alone, so that it does not depend on who else was asked about; a test of the set uses one pile of all.
 """
 
@@ -10,7 +10,7 @@ from dime_jax import evidence
 from dime_jax.attacks import describe_attack
 from dime_jax.evidence import Pile, Ranks
 from dime_jax.findings.results import Power
-from dime_jax.protocol import calibration, stages
+from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.record import CompareRecord, Record
 from dime_jax.scoring.score_table import ScoreTable
@@ -75,9 +75,9 @@ def find_power(record: Record, table: ScoreTable) -> tuple[Power, ...]:
         known = np.isfinite(heldout)
         p_values = evidence.conformal_p_values(scores, heldout[known], groups[known])
     else:
-        assert record.pictures is not None
         terms = stages.terms_of(record.known.table, decider, members)
-        own, (_, beside) = decider.pile(terms, record.pictures.of(members)), record.piles(decider, table)
+        own = decider.pile(terms, statistics.of_images(record.pictures, members))
+        _, beside = record.piles(decider, table)
         p_values, known = _p_values(own, beside, groups, decider, settings.seed), beside.known
     counted = np.isfinite(p_values)
     if not counted.any():
@@ -94,7 +94,9 @@ def find_power(record: Record, table: ScoreTable) -> tuple[Power, ...]:
 def _p_values(images: Pile, heldout: Pile, groups: np.ndarray, frozen: Calibration, seed: int) -> np.ndarray:
     """Adjusted p-values; held-out images without a finite answer are left out."""
     known = heldout.known
-    return evidence.difficulty_p_values(*images, *heldout.take(known), groups[known], _combine(frozen), seed)
+    return evidence.difficulty_p_values(
+        *images[:2], *heldout.take(known)[:2], groups[known], _combine(frozen), seed, images.unpenalised
+    )
 
 
 def _combine(frozen: Calibration) -> evidence.Combine | None:

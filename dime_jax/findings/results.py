@@ -10,7 +10,7 @@ from dime_jax._util.records import Absent, field_names
 from dime_jax.attacks import Setting
 from dime_jax.data import DuplicateReport
 from dime_jax.data.role_checks import DuplicateFacts
-from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict
+from dime_jax.evidence import Change, DeletionVerdict, Direction, EpsilonBound, FractionUsed, SetTest, Verdict, Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AdjustedRow, Evaluation, ResultRow
@@ -41,12 +41,18 @@ class DecidedBy:
 class AuditDecidedBy(DecidedBy):
     """The same of an audit, with its AUC on the calibration half; NaN if nothing was calibrated.
 
-    Its scores are plain, or `adjusted` for the difficulty of pictures.
+    Its scores are plain, or `adjusted`: what the picture explains is taken out, or what `way` says.
     """
 
     label: str
     calibration_auc: float
     adjusted: bool
+    way: Absent[Way] = None
+
+    @property
+    def taken_out(self) -> Way:
+        """What is taken out of its scores."""
+        return self.way or (Way.ADJUSTED if self.adjusted else Way.PLAIN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +173,7 @@ class CandidatesFound:
       likeness: as pictures.
       truth: where that is known.
       warnings: for the reader.
-      adjusted: whether the p-values are adjusted for the difficulty of pictures.
+      adjusted: whether something is taken out of the scores behind the p-values.
       power: of these p-values, on known members that were not used to choose any setting; none where it is not known.
     """
 
@@ -202,6 +208,7 @@ class AuditFindings(Evaluation):
       crowding: what the crowding term adds, at each of DIME's budgets.
       blind_baseline: None without known members, or where none could be fitted.
       captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
+      reference: the second model that was asked the same.
       caption_baseline: a classifier that saw the captions alone, where the model was asked with them.
       fraction_used: which fraction of the candidates was used in training; None where that cannot be estimated.
       epsilon_lower_bound: None without known members, or where verdicts are withheld.
@@ -228,15 +235,16 @@ class AuditFindings(Evaluation):
     environment: Environment
     headline: Headline
     captions: Absent[str] = None
+    reference: Absent[ModelFacts] = None
     caption_baseline: Absent[BlindFinding] = None
     crowding: tuple[CrowdingEffect, ...]
     fraction_used: Absent[FractionUsed] = None
 
     @property
     def deciding_row(self) -> ResultRow | AdjustedRow | None:
-        """The attack that decides on the test half, adjusted if that is what decides; None without known members."""
+        """The attack that decides on the test half, in the way that decides; None without known members."""
         row = self.row(self.decided_by.label)
-        return row.adjusted if row is not None and self.decided_by.adjusted else row
+        return None if row is None else row.read(self.decided_by.taken_out)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,7 +254,7 @@ class CandidateRow:
     Attributes:
       id: of the image.
       score: of the attack that decides, lower for members; None without a finite answer.
-      p_value: its rank among held-out images, adjusted or not as `CandidatesFound` says; None where it got none.
+      p_value: its rank among held-out images, of scores as `AuditDecidedBy` says; None where it got none.
       q_value: the same, adjusted for the number of candidates.
       verdict: what may be said.
       group: of images that belong together, -1 for none; absent if there are no groups.

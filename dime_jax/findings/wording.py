@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from dime_jax.attacks import describe_attack
-from dime_jax.evidence import DeletionVerdict, Direction, FractionUsed, Judgement
+from dime_jax.evidence import DeletionVerdict, Direction, FractionUsed, Judgement, Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import (
     AuditFindings,
@@ -51,6 +51,16 @@ def _no_denoiser(wrong: Sequence[str], candidates: str) -> Headline:
 def title(attack: str, queries: int) -> str:
     """ "DIME, 11 queries"."""
     return f"{describe_attack(attack).title}, {queries} {'query' if queries == 1 else 'queries'}"
+
+
+def minus(way: Way) -> str:
+    """What is taken out of a score, behind its name: ", minus what the picture explains"."""
+    parts = {
+        Way.ADJUSTED: "the picture explains",
+        Way.BESIDE: "the reference explains",
+        Way.BESIDE_ADJUSTED: "the reference and the picture explain",
+    }
+    return f", minus what {parts[way]}" if way in parts else ""
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -104,10 +114,9 @@ def _how_much(row: ResultRow | AdjustedRow) -> str:
 def _detail(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
     decided, test = results.decided_by, results.images.test
     assert test is not None  # there is a row, so there is a test half
-    minus = ", minus what the picture explains," if decided.adjusted else ","
+    attack = f"{title(decided.attack, decided.queries_per_image)} per image{minus(decided.taken_out)}"
     return (
-        f"{title(decided.attack, decided.queries_per_image)} per image{minus} tells a member from a held-out image "
-        f"{interval(row.auc)} of the time; 50 % is chance. "
+        f"{attack}, tells a member from a held-out image {interval(row.auc)} of the time; 50 % is chance. "
         f"With at most 1 % false alarms it finds {interval(row.tpr_at_1pct_fpr)} of the members. Measured on "
         f"{test.members:,} members and {test.heldout:,} held-out images that were not used to choose any "
         "setting; ranges are 95 % intervals."
@@ -277,9 +286,10 @@ def _without_members(results: AuditFindings) -> Headline:
         answer = "As a set, the candidates look like training images, though no single one does for sure."
     else:
         answer = "No evidence that any candidate was in the training set."
+    decided = results.decided_by
     detail = (
-        f"{title(results.decided_by.attack, results.decided_by.queries_per_image)} per image, minus what the picture "
-        f"explains, compared with {found.heldout:,} images that the model was not trained on. No members were known, "
+        f"{title(decided.attack, decided.queries_per_image)} per image{minus(decided.taken_out)}, "
+        f"compared with {found.heldout:,} images that the model was not trained on. No members were known, "
         "so how strong the attack is on this model is not known: finding nothing means little."
     )
     return Headline(answer, detail, _candidates(found), tuple(_candidate_alarms(found)))
@@ -307,13 +317,12 @@ def deletion_headline(results: DeletionFindings) -> Headline:
             "the two models swapped?"
         )
     attack = title(results.decided_by.attack, results.decided_by.queries_per_image)
-    flagged, adjusted = results.flagged, results.facts.adjusted
-    minus, of = (", minus what the picture explains", " of the plain scores") if adjusted else ("", "")
+    flagged, of = results.flagged, " of the plain scores" if results.facts.adjusted else ""
     detail = (
-        f"{attack} per image{minus}, with everything frozen on the model before. As a set, the {before.n:,} candidates "
-        f"score below a held-out image {percent(before.statistic)} of the time before ({p_text(before.p_value)}) "
-        f"and {percent(after.statistic)} after ({p_text(after.p_value)}); 50 % is chance. The change{of} is "
-        f"{points(change.difference)}, {p_text(change.p_value)}."
+        f"{attack} per image{minus(results.facts.taken_out)}, with everything frozen on the model before. As a set, "
+        f"the {before.n:,} candidates score below a held-out image {percent(before.statistic)} of the time before "
+        f"({p_text(before.p_value)}) and {percent(after.statistic)} after ({p_text(after.p_value)}); 50 % is chance. "
+        f"The change{of} is {points(change.difference)}, {p_text(change.p_value)}."
     )
     one_by_one = f"One by one, {flagged.before:,} were flagged before and {flagged.after:,} after."
     return Headline(_DELETION_ANSWERS[results.verdict], detail, one_by_one, tuple(alarms))

@@ -87,11 +87,19 @@ def open_model(
         opened = _converted(path, f"{name} at commit {commit}", place, how, use, say)
         return _as_named(opened, name, use)._replace(commit=commit)
     path = Path(what)
-    if not path.exists() or (path / model_directory.SPEC_FILE).is_file():
+    if not is_converted(what):
         origin = "a model directory" if path.exists() else "shipped with dime_jax"
         given = how.given() | {name: value for name, value in use.given().items() if name.startswith("lora")}
         return _needs_no_conversion(_opened(model_directory.find_model(path), origin, use, say), given)
     return _as_named(_converted(path, path.name, place, how, use, say), path.resolve().name, use)
+
+
+def is_converted(what: str | os.PathLike[str] | Denoiser) -> bool:
+    """Whether a model, as a user names it, is converted when it is opened: a checkpoint, not a model directory."""
+    if isinstance(what, Denoiser) or is_address(what):
+        return False
+    path = Path(what)
+    return is_hub_name(what) or (path.exists() and not (path / model_directory.SPEC_FILE).is_file())
 
 
 def _sorted_options(options: Mapping[str, Any]) -> tuple[ConversionOptions, UseOptions]:

@@ -4,8 +4,9 @@ The calibration half chooses everything: timestep and step size by grid search o
 those that the attack's rule allows (for DIME the angle φ on the full circle), the statistics that standardise them, and
 the threshold τ. The test half is only scored.
 
-Every attack is calibrated twice, each time at its own best setting: plain, and with what the pictures explain taken out
-of its score (`evidence.difficulty`), by a fit over the calibration half that sees no labels and is frozen, too.
+Every attack is calibrated in two ways, each at its own best setting: plain, and with what the pictures explain taken
+out of its score (`evidence.difficulty`), by a fit over the calibration half that sees no labels and is frozen, too.
+Beside a reference there are two more: minus what its score of the same query explains, and minus both (`Way`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,10 @@ from dime_jax.attacks.base import row_label
 from dime_jax.attacks.rules import TermPair, TermStats, Weights, weighted
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Pair
-from dime_jax.evidence import Adjustment, Pile, freeze_difficulty, metrics
+from dime_jax.evidence import Adjustment, Pile, Way, freeze_difficulty, metrics
 
+# Held-out images from which on what the picture explains is taken out besides what a reference does.
+PICTURES_BESIDE = 100
 _ROUNDING = 1e-9  # of the cosine of 3π/2
 _LEAST = float(np.finfo(np.float32).tiny)  # that has a logarithm
 
@@ -38,7 +41,7 @@ class Calibration(NamedTuple):
       tau: the threshold, -inf where none beats calling nobody a member.
       auc: on the calibration half.
       queries: what it costs per image.
-      adjustment: what is taken out of the score because the picture explains it; None for the plain score.
+      adjustment: what is taken out of the score; None for the plain one.
     """
 
     attack: str
@@ -55,28 +58,43 @@ class Calibration(NamedTuple):
         """Scores [n] of terms [columns, n] at the frozen setting; lower for members.
 
         Args:
-          terms: of the attack at that setting.
-          statistics: of the pictures [n, k]; needed if the score is adjusted.
+          terms: of the attack at that setting; followed by those of the reference if its score is taken out.
+          statistics: of the pictures [n, k]; needed if what they explain is taken out.
         """
         if self.adjustment is None:
             return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
-        if statistics is None:
-            raise ValueError(f"{self.label} is adjusted for the difficulty of pictures: statistics must be given")
         pile = self.pile(terms, statistics)
         return self.adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])
 
-    def pile(self, terms: np.ndarray, statistics: np.ndarray) -> Pile:
-        """Return the scores that are adjusted and the statistics to fit them to, of terms and statistics as above."""
-        terms, covariates = np.asarray(terms, np.float64), describe_attack(self.attack).rule.covariates
-        if not covariates:
-            score = self._replace(adjustment=None).score(terms)
-            log = self.adjustment is not None and self.adjustment.log
-            return Pile.of(log_of(score) if log else score, statistics)
+    def pile(self, terms: np.ndarray, statistics: np.ndarray | None) -> Pile:
+        """Return the scores of which something is taken out, and the statistics to fit them to; arguments as above."""
+        terms, way = np.asarray(terms, np.float64), self.way
+        terms, of_reference = np.split(terms, 2) if way.reference else (terms, None)
+        scores = self._to_fit(terms)
+        columns = [np.zeros((*scores.shape, 0))]
+        if way.picture:
+            if statistics is None:
+                raise ValueError(f"{self.label} is adjusted for the difficulty of pictures: statistics must be given")
+            columns += [np.broadcast_to(statistics, (len(scores), *np.shape(statistics))), self._covariates(terms)]
+        if of_reference is not None:
+            columns.append(self._to_fit(of_reference)[..., None])
+        return Pile.of(scores, np.concatenate(columns, axis=-1), unpenalised=int(way.reference))
+
+    def _to_fit(self, terms: np.ndarray) -> np.ndarray:
+        """The scores [c, n] of which something is taken out."""
+        covariates = describe_attack(self.attack).rule.covariates
+        if covariates:
+            return terms[: len(covariates)]
+        score = self._replace(adjustment=None).score(terms)[None]
+        return log_of(score) if self.adjustment is not None and self.adjustment.log else score
+
+    def _covariates(self, terms: np.ndarray) -> np.ndarray:
+        """What the terms say about the queries of each score [c, n, k]."""
+        covariates = describe_attack(self.attack).rule.covariates or ((),)
         own = np.zeros((len(covariates), terms.shape[1], max(map(len, covariates))))
         for of_score, rows in zip(own, covariates):
             of_score[:, : len(rows)] = terms[list(rows)].T
-        pictures = np.broadcast_to(statistics, (len(covariates), *np.shape(statistics)))
-        return Pile.of(terms[: len(covariates)], np.concatenate([pictures, own], axis=-1))
+        return own
 
     def combine(self, residuals: np.ndarray) -> np.ndarray:
         """Return one number [n] of residuals [c, n] of a pile, weighed by that pile alone; see `evidence.Pile`."""
@@ -87,6 +105,11 @@ class Calibration(NamedTuple):
     def label(self) -> str:
         """ "attack@queries": how one row of the results is called."""
         return row_label(self.attack, self.queries)
+
+    @property
+    def way(self) -> Way:
+        """What is taken out of the score."""
+        return Way.PLAIN if self.adjustment is None else self.adjustment.way
 
     @property
     def plain(self) -> bool:
@@ -137,7 +160,8 @@ def calibrate(
     schedule: NoiseSchedule,
     settings: Sequence[Setting],
     terms: Sequence[TermPair],
-    statistics: Sequence[Pair[np.ndarray]] | None = None,
+    statistics: Sequence[Pair[np.ndarray] | None] | None = None,
+    way: Way = Way.PLAIN,
 ) -> Calibration:
     """The setting and weights of highest calibration AUC; of equals, the first in the grid.
 
@@ -145,8 +169,9 @@ def calibrate(
       attack: what was run.
       schedule: the model's, for weights that depend on σ_t.
       settings: the grid that was run.
-      terms: the attack's terms on the calibration half, one pair per setting.
-      statistics: of the same pictures [n, k], by which scores are adjusted; None for plain scores.
+      terms: the attack's terms on the calibration half, one pair per setting; see `Calibration.score`.
+      statistics: of the same pictures [n, k], if what they explain is taken out.
+      way: what is taken out.
     """
     if not settings or len(settings) != len(terms):
         raise ValueError(
@@ -154,35 +179,39 @@ def calibrate(
         )
     pairs = [pair.map(lambda side: np.asarray(side, np.float64)) for pair in terms]
     choices = []
-    known: list[Pair[np.ndarray] | None] = list(statistics or []) or [None for _ in pairs]
-    for setting, pair, of_pictures in zip(settings, pairs, known):
-        for frozen in _candidates(attack, schedule, setting, pair):
-            if of_pictures is not None:
-                frozen = adjust(frozen, np.concatenate(pair, axis=1), np.concatenate(of_pictures))
+    for setting, pair, of_pictures in zip(settings, pairs, statistics or [None] * len(pairs)):
+        own = pair.map(lambda side: side[: len(attack.signs)])
+        for frozen in _candidates(attack, schedule, setting, own):
+            if way is not Way.PLAIN:
+                together = None if of_pictures is None else np.concatenate(of_pictures)
+                frozen = adjust(frozen, np.concatenate(pair, axis=1), together, way)
                 frozen = frozen._replace(auc=metrics.auc(*_scores(frozen, pair, of_pictures)))
             choices.append((frozen, pair, of_pictures))
     frozen, pair, of_pictures = max(choices, key=lambda choice: choice[0].auc)
     return frozen._replace(tau=metrics.best_threshold(*_scores(frozen, pair, of_pictures)))
 
 
-def to_adjust(frozen: Calibration) -> Calibration:
+def to_adjust(frozen: Calibration, way: Way = Way.ADJUSTED) -> Calibration:
     """Return the same attack as one whose score is adjusted, though nothing is fitted yet: `pile` is as it will be."""
     attack = describe_attack(frozen.attack)
-    return frozen._replace(adjustment=Adjustment((), (), attack.positive and not attack.rule.covariates))
+    return frozen._replace(adjustment=Adjustment((), (), attack.positive and not attack.rule.covariates, way))
 
 
-def adjust(frozen: Calibration, terms: np.ndarray, statistics: np.ndarray) -> Calibration:
-    """Take out of a frozen attack's score what the picture explains, fitted over some images without labels.
+def adjust(
+    frozen: Calibration, terms: np.ndarray, statistics: np.ndarray | None, way: Way = Way.ADJUSTED
+) -> Calibration:
+    """Take something out of a frozen attack's score, fitted over some images without labels.
 
     Args:
       frozen: the attack; its threshold and AUC are those of before.
-      terms: of the images [columns, n].
-      statistics: of their pictures [n, k].
+      terms: of the images [columns, n], as for `Calibration.score`.
+      statistics: of their pictures [n, k], if what they explain is taken out.
+      way: what is taken out.
     """
-    empty = to_adjust(frozen)
+    empty = to_adjust(frozen, way)
     assert empty.adjustment is not None
     fitted = freeze_difficulty(empty.pile(terms, statistics), describe_attack(frozen.attack).rule.mix)
-    return frozen._replace(adjustment=fitted._replace(log=empty.adjustment.log))
+    return frozen._replace(adjustment=fitted._replace(log=empty.adjustment.log, way=way))
 
 
 def fixed_rule(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
@@ -190,6 +219,13 @@ def fixed_rule(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Cal
     nothing = TermPair(*[np.zeros((len(attack.signs), 0))] * 2)
     (weights,) = attack.rule.weights(schedule, setting, nothing)
     return _frozen(attack, setting, weights, None, np.nan)
+
+
+def way_of_rule(heldout: int, reference: bool) -> Way:
+    """Return what is taken out where no member is known: beside a reference the picture only with enough images."""
+    if not reference:
+        return Way.ADJUSTED
+    return Way.BESIDE_ADJUSTED if heldout >= PICTURES_BESIDE else Way.BESIDE
 
 
 def _scores(frozen: Calibration, terms: TermPair, statistics: Pair[np.ndarray] | None) -> Pair[np.ndarray]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dime_jax._util.records import Absent
 from dime_jax._util.typing import JsonObject
 from dime_jax.attacks import Setting
-from dime_jax.evidence import NOT_CHECKED, Direction
+from dime_jax.evidence import NOT_CHECKED, Direction, Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.guards.wiring import DenoiserCheck
 
@@ -36,7 +36,7 @@ class AtThreshold:
 
 @dataclasses.dataclass(frozen=True)
 class AdjustedRow:
-    """An attack with what the picture explains taken out of its score, at its own setting; see `ResultRow`."""
+    """An attack with something taken out of its score, at its own setting; see `ResultRow`."""
 
     setting: Setting
     auc: Estimate
@@ -60,7 +60,9 @@ class ResultRow:
       at_threshold: the rates at the frozen threshold.
       queries_per_image: what the attack costs by itself.
       seconds_per_image: what it took here.
-      adjusted: the same attack with the difficulty of pictures taken out; absent where that was not calibrated.
+      adjusted: the same attack with what the picture explains taken out; absent where that was not calibrated.
+      beside: with what the reference's score explains taken out; absent without a reference.
+      beside_adjusted: with both taken out.
     """
 
     attack: str
@@ -74,11 +76,17 @@ class ResultRow:
     queries_per_image: int
     seconds_per_image: float
     adjusted: Absent[AdjustedRow] = None
+    beside: Absent[AdjustedRow] = None
+    beside_adjusted: Absent[AdjustedRow] = None
 
     @property
     def label(self) -> str:
         """ "attack@queries"."""
         return f"{self.attack}@{self.queries_per_image}"
+
+    def read(self, way: Way) -> "ResultRow | AdjustedRow | None":
+        """The row with something taken out of the score; None where that was not calibrated."""
+        return self if way is Way.PLAIN else getattr(self, way.value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,7 @@ class Evaluation:
       precision: of matrix products.
       seed: of draws and resampling.
       queries_made: what the run really spent.
+      reference_queries_made: what it spent on the reference; absent if there is none.
       model_check: whether the model predicts noise; None if that was not checked.
       direction: what the witness says about which set is which.
       warnings: for the reader.
@@ -103,6 +112,7 @@ class Evaluation:
     precision: str
     seed: int
     queries_made: int
+    reference_queries_made: Absent[int] = None
     model_check: DenoiserCheck | None = None
     direction: Direction = NOT_CHECKED
     warnings: tuple[str, ...]

@@ -8,6 +8,7 @@ from dime_jax._util.records import Absent, Json, field_names
 from dime_jax.attacks import Setting
 from dime_jax.attacks.modules import ModuleFacts
 from dime_jax.data.role_checks import DuplicateFacts, RoleCounts, UnusableCandidate
+from dime_jax.evidence import Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION
 from dime_jax.protocol.options import AuditOptions
@@ -107,7 +108,9 @@ class RunFacts:
       attack_module: the file that a user's own attacks come from.
       decided_by: label of the attack that decides.
       chosen: why that one, in words.
-      adjusted: whether the p-values are adjusted for the difficulty of pictures.
+      adjusted: whether something is taken out of the scores before they are compared.
+      way: what; absent if that is what the picture explains.
+      reference: the second model that was asked the same.
       fixed_setting: of the rule that decides without known members; None if the setting was calibrated.
       duplicates: copies that were found.
       environment: where it ran.
@@ -125,6 +128,13 @@ class RunFacts:
     duplicates: DuplicateFacts
     environment: Environment
     captions: Absent[str] = None
+    way: Absent[Way] = None
+    reference: Absent[ModelFacts] = None
+
+    @property
+    def taken_out(self) -> Way:
+        """What is taken out of the scores before they are compared."""
+        return self.way or (Way.ADJUSTED if self.adjusted else Way.PLAIN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ else:  # in the record of an audit all have names
     File = Model = Images = str
 
 EXAMPLE, CAPTIONS = "digits", ("own", "none")
-IMAGES, COST, JUDGING = "images", "cost", "judging"
+IMAGES, BESIDE, COST, JUDGING = "images", "a second model", "cost", "judging"
+NO_REFERENCE = "none"
 
 
 class Profile(NamedTuple):
@@ -71,6 +72,21 @@ class AuditOptions:
     )
     heldout: Images | None = option(None, "similar images that it was not trained on", metavar="IMAGES")
     candidates: Images | None = option(None, "the images in question: are they members?", metavar="IMAGES")
+    reference: Model | None = option(
+        None,
+        "a second model, named as the first, that was not trained on any of these images, such as the base of a "
+        "fine-tune: what it makes of the same queries is taken out (default: with --lora the model without it; "
+        "'none' for none)",
+        BESIDE,
+        "MODEL",
+    )
+    reference_lora: Sequence[str] | None = option(
+        None,
+        "a LoRA to merge into the reference, with its strength; may be given more than once",
+        BESIDE,
+        "FILE[:X]",
+        action="append",
+    )
     images: Images | None = option(None, "with --split: the images that it refers to", IMAGES, "IMAGES")
     split: File | None = option(
         None, "a split file (.npz) of SecMI or dime-mia, in place of --members and --heldout", IMAGES, "FILE"

@@ -21,16 +21,15 @@ from dime_jax import evidence
 from dime_jax.data import Pair, Split
 from dime_jax.data.groups import groups_of
 from dime_jax.data.variations import VARIATIONS
-from dime_jax.evidence import Pile
+from dime_jax.evidence import Pile, Way
 from dime_jax.guards import model_check
 from dime_jax.guards.wiring import DenoiserCheck
-from dime_jax.protocol import calibration, stages, statistics
+from dime_jax.protocol import beside, calibration, stages, statistics
 from dime_jax.protocol.arrays import AuditArrays
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.facts import AuditFacts, CompareFacts
 from dime_jax.protocol.frozen import by_label
 from dime_jax.protocol.statistics import Statistics
-from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import ScoreTable
 
 Facts = TypeVar("Facts", AuditFacts, CompareFacts)
@@ -69,19 +68,19 @@ def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, me
     """The test half; without known members the held-out images that candidates are compared with."""
     pictures = statistics.read(directory) if statistics.exist(directory) else None
     if members_known:
-        return KnownImages(score_table.read_table(directory / "test"), stages.read_halves(directory).test, pictures)
-    table = score_table.read_table(candidates_directory(directory, decided_by))
+        return KnownImages(beside.read(directory, "test"), stages.read_halves(directory).test, pictures)
+    table = beside.read(directory, candidates_place(decided_by))
     return KnownImages(table, Split(np.zeros(0, np.int64), heldout), pictures)
 
 
-def candidates_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
-    """Where the score table of candidates is, by the label of the attack that decides."""
-    return directory / "candidates" / decided_by
+def candidates_place(decided_by: str) -> str:
+    """Where in a run the score table of candidates is, by the label of the attack that decides."""
+    return f"candidates/{decided_by}"
 
 
-def variations_directory(directory: pathlib.Path, decided_by: str) -> pathlib.Path:
+def variations_place(decided_by: str) -> str:
     """Where the score table of variations is."""
-    return directory / "variations" / decided_by
+    return f"variations/{decided_by}"
 
 
 class Varied(NamedTuple):
@@ -114,7 +113,7 @@ class RunRecord(Generic[Facts]):
     def tables(self) -> list[ScoreTable]:
         """The score tables of candidates and held-out images, one for each model, if there are candidates."""
         places = self.facts.tables if len(self.arrays.candidates) else ()
-        return [score_table.read_table(self.directory / place) for place in places]
+        return [beside.read(self.directory, place) for place in places]
 
     @property
     def candidates(self) -> ScoreTable | None:
@@ -162,15 +161,23 @@ class RunRecord(Generic[Facts]):
         facts = self.facts
         if facts.fixed_setting is not None:
             table = self.candidates or self.known.table
-            frozen = stages.fixed_rule(table.schedule, facts.fixed_setting)
-            return self.refit(frozen, table, self.arrays.heldout) if facts.adjusted else frozen
-        frozen_attacks = stages.read_adjusted(self.directory) if facts.adjusted else self.calibrations
-        return by_label(frozen_attacks, facts.decided_by)
+            way = facts.taken_out
+            frozen = stages.fixed_rule(table.schedule, facts.fixed_setting, reference=way.reference)
+            return frozen if way is Way.PLAIN else self.refit(frozen, table, self.arrays.heldout, way)
+        return by_label(stages.read_calibrations(self.directory, facts.taken_out), facts.decided_by)
 
-    def refit(self, frozen: Calibration, table: ScoreTable, images: np.ndarray) -> Calibration:
-        """Return a frozen attack whose adjustment is fitted to some images of a table alone."""
-        assert self.pictures is not None
-        return calibration.adjust(frozen, stages.terms_of(table, frozen, images), self.pictures.of(images))
+    def refit(self, frozen: Calibration, table: ScoreTable, images: np.ndarray, way: Way) -> Calibration:
+        """Return a frozen attack with something taken out of its score, fitted to some images of a table alone.
+
+        Args:
+          frozen: the attack.
+          table: with its terms.
+          images: of the fit.
+          way: what is taken out.
+        """
+        empty = calibration.to_adjust(frozen, way)
+        known = statistics.of_images(self.pictures, images)
+        return calibration.adjust(frozen, stages.terms_of(table, empty, images), known, way)
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
         """Scores of these known images."""
@@ -179,7 +186,7 @@ class RunRecord(Generic[Facts]):
     @functools.cached_property
     def calibration_images(self) -> KnownImages:
         """The known images that chose the settings."""
-        table = score_table.read_table(self.directory / "calibration")
+        table = beside.read(self.directory, "calibration")
         return KnownImages(table, stages.read_halves(self.directory).calibration, self.pictures)
 
     @functools.cached_property
@@ -187,7 +194,7 @@ class RunRecord(Generic[Facts]):
         """The score table of variations of held-out images and candidates, in this order; None if there are none."""
         if self.candidates is None or not self.facts.settings.variations:
             return None
-        return score_table.read_table(variations_directory(self.directory, self.facts.decided_by))
+        return beside.read(self.directory, variations_place(self.facts.decided_by))
 
     def candidate_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them.
@@ -234,17 +241,16 @@ class RunRecord(Generic[Facts]):
           frozen: an attack whose score is adjusted.
           table: of candidates and held-out images, under one of the models.
         """
-        assert self.pictures is not None
         images = np.concatenate([self.arrays.heldout, self.arrays.candidates])
-        both = frozen.pile(stages.terms_of(table, frozen, images), self.pictures.of(images))
-        if self.variations is not None and self.varied_pictures is not None:
+        both = frozen.pile(stages.terms_of(table, frozen, images), statistics.of_images(self.pictures, images))
+        if self.variations is not None:
             places = np.arange(len(images) * len(VARIATIONS))
             terms = stages.terms_of(self.variations, frozen, places)
-            others = frozen.pile(terms, self.varied_pictures.of(places))
+            others = frozen.pile(terms, statistics.of_images(self.varied_pictures, places))
             shape = (len(both.scores), len(images), len(VARIATIONS))
-            both = Pile(
-                np.concatenate([both.scores, others.scores.reshape(shape)], axis=2),
-                np.concatenate([both.statistics, others.statistics.reshape(*shape, -1)], axis=2),
+            both = both._replace(
+                scores=np.concatenate([both.scores, others.scores.reshape(shape)], axis=2),
+                statistics=np.concatenate([both.statistics, others.statistics.reshape(*shape, -1)], axis=2),
             )
         cut = len(self.arrays.heldout)
         return both.take(slice(cut, None)), both.take(slice(cut))

@@ -7,9 +7,10 @@
     RUN/statistics.npz, .json       what the pictures themselves say about their difficulty       run
     RUN/calibration/                score table of the calibration half, over the whole grid      score
     RUN/calibration.json            every attack's frozen setting, angle and threshold, plain
-                                    and adjusted for the difficulty of pictures                   calibrate
+                                    and with what pictures explain taken out                      calibrate
     RUN/test/                       score table of the test half, at the frozen settings only     score
     RUN/results.json                the test half's metrics                                       evaluate
+    RUN/reference/                  what a second model was asked besides (`beside`)              guard, score
 
 `run` takes these stages in their order, or some of them. The calibration half chooses everything. The test half is
 scored after the choice is on disk, and read once. In both halves a witness of fixed direction is asked besides, which
@@ -19,9 +20,10 @@ writes all files but shards and ledgers.
 run.json holds the digest of halves.npz, calibration.json those of all that it was made from (see `digests`).
 """
 
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,35 +31,42 @@ import numpy as np
 from dime_jax import data, evidence, scoring
 from dime_jax._util import digests, files, records, validate
 from dime_jax._util.distributed import on_first_process
+from dime_jax._util.records import Absent
 from dime_jax.attacks import Setting, attack_names, describe_attack, get_attack
-from dime_jax.attacks.loss_level import NAME, setting_for
+from dime_jax.attacks.loss_level import BESIDE_NAME, NAME, setting_for
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.groups import ALONE
+from dime_jax.evidence import Way
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import identity, model_check
-from dime_jax.protocol import calibration, statistics
+from dime_jax.protocol import beside, calibration, statistics
+from dime_jax.protocol.beside import Guarded
 from dime_jax.protocol.calibration import Calibration, Outcome, TermPair, calibrate, evaluate
 from dime_jax.protocol.evaluation import SCHEMA_VERSION, AdjustedRow, AtThreshold, Evaluation, ResultRow, check_version
 from dime_jax.protocol.statistics import Statistics
 from dime_jax.scoring import score_table
 from dime_jax.scoring.planning import Job, witness_jobs
+from dime_jax.scoring.query_ledger import REFERENCE
 from dime_jax.scoring.score_table import ScoreTable
 
 HALVES = Halves._fields
 MANIFESTS = {half: f"{half}/manifest.json" for half in HALVES}
 STAGES = ("calibration", "calibrate", "test", "evaluate")
+# The frozen attacks in calibration.json, by what is taken out of their scores.
+_KEYS = {way: "calibrations" if way is Way.PLAIN else way.value for way in Way}
 # What calibration.json is made from, and goes with.
 CALIBRATION_FILES = ("run.json", "halves.npz", MANIFESTS["calibration"])
 
 
 class _Run(NamedTuple):
-    """run.json: attacks by name with their settings."""
+    """run.json: attacks by name with their settings, and the fingerprint of the reference."""
 
     seed: int
     jobs: list[tuple[str, Setting]]
     witness: list[tuple[str, Setting]]
+    reference: Absent[str] = None
 
 
 def run(
@@ -67,6 +76,7 @@ def run(
     halves: Halves,
     jobs: Sequence[Job],
     *,
+    reference: Denoiser | None = None,
     heldout: np.ndarray | None = None,
     candidates: np.ndarray | None = None,
     groups: np.ndarray | None = None,
@@ -76,7 +86,7 @@ def run(
     take: Sequence[str] = STAGES,
     say: Callable[[str], object] = lambda text: None,
     hooks: scoring.Hooks = scoring.NO_HOOKS,
-) -> scoring.Hooks:
+) -> Guarded:
     """Begin a run or continue it, guard it, and take its stages; what was finished before costs nothing again.
 
     The guards, in their order: each source's own transform (`data.roles`), whether the model is a denoiser, whether it
@@ -89,6 +99,7 @@ def run(
       source: the images.
       halves: who chooses, and who is tested.
       jobs: every attack and setting to choose from.
+      reference: a second model, that is asked the same.
       heldout: images that the model was not trained on, to check it with; those of the halves if None.
       candidates: further images that will be asked about.
       groups: see `begin`.
@@ -100,13 +111,22 @@ def run(
       hooks: what to call meanwhile.
 
     Returns:
-      The hooks with which everything else in the run is asked: a model that was exchanged is noticed.
+      The model as everything else in the run is asked of it.
     """
-    directory = begin(directory, jobs, halves, seed, groups=groups)
+    directory = begin(directory, jobs, halves, seed, groups=groups, reference=reference)
     together = halves.together()
     known = together.heldout if heldout is None else heldout
-    hooks = guard(
-        directory, denoiser, source, known, transform=transform, seed=seed, options=options, say=say, hooks=hooks
+    model = guard(
+        directory,
+        denoiser,
+        source,
+        known,
+        reference=reference,
+        transform=transform,
+        seed=seed,
+        options=options,
+        say=say,
+        hooks=hooks,
     )
     asked = np.concatenate([*together.sides, known, *([] if candidates is None else [candidates])])
     statistics.make(directory, source, asked, transform or data.transform_for(source, denoiser.image_shape))
@@ -116,8 +136,8 @@ def run(
         elif stage == "evaluate":
             evaluate_run(directory)
         else:
-            score_half(directory, stage, denoiser, source, transform=transform, options=options, hooks=hooks)
-    return hooks
+            score_half(directory, stage, model, source, transform=transform, options=options)
+    return model
 
 
 def guard(
@@ -126,26 +146,39 @@ def guard(
     source: data.Source,
     heldout: np.ndarray,
     *,
+    reference: Denoiser | None = None,
     transform: data.Transform | None = None,
     seed: int = 0,
     options: scoring.ScoringOptions | None = None,
     say: Callable[[str], object] = lambda text: None,
     hooks: scoring.Hooks = scoring.NO_HOOKS,
-) -> scoring.Hooks:
-    """Check that the model is a denoiser, and that it is the one that the run was begun with.
+) -> Guarded:
+    """Check that the model is a denoiser, and that it is the one that the run was begun with; the reference, too.
 
     Arguments and what is returned as for `run`.
 
     Raises:
-      ValueError: for another model than that.
+      ValueError: for another model than that; and for a reference that is none (`beside.check`) or no denoiser.
     """
-    options = options or scoring.ScoringOptions()
+    directory, options = pathlib.Path(directory), options or scoring.ScoringOptions()
+    if reference is not None:
+        beside.check(denoiser, reference, source, heldout, transform, seed)
     check = model_check.check_once(
         directory, denoiser, source, heldout, transform=transform, seed=seed, options=options
     )
     if not check.passed:
         say(f"warning: {check.summary}")
-    return identity.guard(directory, denoiser, options, hooks)
+    hooks = identity.guard(directory, denoiser, options, hooks)
+    if reference is None:
+        return Guarded(denoiser, hooks)
+    denoiser.release()
+    own = directory / REFERENCE
+    there = model_check.check_once(own, reference, source, heldout, transform=transform, seed=seed, options=options)
+    if not there.passed:
+        raise ValueError(f"the reference {reference.name} cannot be used: {there.summary}")
+    if there.errors == check.errors:
+        raise ValueError(f"the reference {reference.name} answers exactly as the model does: there is nothing to find")
+    return Guarded(denoiser, hooks, Guarded(reference, identity.guard(own, reference, options)))
 
 
 def begin(
@@ -155,6 +188,7 @@ def begin(
     seed: int = 0,
     *,
     groups: np.ndarray | None = None,
+    reference: Denoiser | None = None,
 ) -> pathlib.Path:
     """Write down what will be run; a directory that holds another run is refused.
 
@@ -165,19 +199,21 @@ def begin(
       seed: of all draws.
       groups: of all images of the source [n], -1 for one on its own: images that belong together, which intervals allow
         for. None for a run that has its groups already, or has none.
+      reference: a second model, that is asked the same.
 
     Raises:
       ValueError: for another run, or an empty side.
     """
     directory = pathlib.Path(directory)
-    columns, run = _columns(halves, groups), _Run(seed, _named(jobs), _named(witness_jobs(jobs)))
+    columns, beside_it = _columns(halves, groups), None if reference is None else reference.fingerprint
+    run = _Run(seed, _named(jobs), _named(witness_jobs(jobs)), beside_it)
     for name, column in columns.items():
         validate.check_not_empty(column, name)
 
     def write() -> None:
         if is_begun(directory):
             if _read_run(directory) != run:
-                raise ValueError(f"{directory} holds a run with another seed, other attacks or settings")
+                raise ValueError(f"{directory} holds a run with another seed, reference, other attacks or settings")
             stored = _read_columns(directory)
             if not all(np.array_equal(stored[name], column) for name, column in columns.items() if name in stored):
                 raise ValueError(f"{directory} holds a run with other members, held-out images, groups or halves")
@@ -212,12 +248,11 @@ def read_groups(directory: pathlib.Path) -> np.ndarray | None:
 def score_half(
     directory: str | os.PathLike[str],
     half: str,
-    denoiser: Denoiser,
+    model: Guarded,
     source: data.Source,
     *,
     transform: data.Transform | None = None,
     options: scoring.ScoringOptions | None = None,
-    hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> ScoreTable:
     """Score one half: "calibration" over the whole grid, "test" at the settings that calibration froze.
 
@@ -226,23 +261,26 @@ def score_half(
     directory = pathlib.Path(directory)
     validate.check_choice(half, HALVES, "half")
     run, split = _read_run(directory), getattr(read_halves(directory), half)
+    given = None if model.reference is None else model.reference.denoiser.fingerprint
+    if given != run.reference:
+        raise ValueError(f"{directory} was begun with the reference {run.reference}, got {given}")
     if half == "test":
-        jobs = [frozen_job(frozen) for frozen in (*read_calibrations(directory), *read_adjusted(directory))]
+        jobs = [frozen_job(frozen) for way in Way for frozen in read_calibrations(directory, way)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
-        if denoiser.fingerprint != calibrated:
-            raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {denoiser.fingerprint}")
+        if model.denoiser.fingerprint != calibrated:
+            raise ValueError(f"{directory} was calibrated on model {calibrated}, this is {model.denoiser.fingerprint}")
     else:
         jobs = _jobs(run.jobs)
-    return scoring.score(
-        denoiser,
+    return beside.score(
+        model,
+        directory,
+        half,
         source,
         jobs + _jobs(run.witness),
-        directory / half,
         indices=shuffled(np.concatenate([split.member, split.heldout]), run.seed),
         transform=transform,
         seed=run.seed,
-        options=(options or scoring.ScoringOptions()).within(directory),
-        hooks=hooks,
+        options=options or scoring.ScoringOptions(),
     )
 
 
@@ -263,19 +301,24 @@ def calibrate_run(directory: str | os.PathLike[str]) -> list[Calibration]:
     directory = pathlib.Path(directory)
 
     def write() -> None:
-        asked = asked_labels(directory)
-        jobs = [*read_jobs(directory), *(job for job in _jobs(_read_run(directory).witness) if job.label not in asked)]
-        frozen = _calibrate_each(directory, jobs, _row_of)
-        contents = {"schema_version": SCHEMA_VERSION, "calibrations": records.plain(frozen)}
-        pictures = statistics.exist(directory)
-        if pictures:
-            adjusted = _calibrate_each(directory, jobs, _row_of, statistics.read(directory))
-            contents["adjusted"] = records.plain(adjusted)
-        made_from = (*CALIBRATION_FILES, *([statistics.FILE] if pictures else []))
+        asked, run = asked_labels(directory), _read_run(directory)
+        jobs = [*read_jobs(directory), *(job for job in _jobs(run.witness) if job.label not in asked)]
+        pictures = statistics.read(directory) if statistics.exist(directory) else None
+        contents: dict[str, records.Json] = {"schema_version": SCHEMA_VERSION}
+        for way in ways(pictures is not None, run.reference is not None):
+            contents[_KEYS[way]] = records.plain(_calibrate_each(directory, jobs, _row_of, pictures, way))
+        made_from = list(CALIBRATION_FILES)
+        made_from += [] if pictures is None else [statistics.FILE]
+        made_from += [] if run.reference is None else [f"{REFERENCE}/{MANIFESTS['calibration']}"]
         digests.write(directory / "calibration.json", contents, made_from)
 
     on_first_process(write)
     return read_calibrations(directory)
+
+
+def ways(pictures: bool, reference: bool) -> list[Way]:
+    """What can be taken out of scores in a run that has statistics of its pictures, or a reference."""
+    return [way for way in Way if way.picture <= pictures and way.reference <= reference]
 
 
 def _row_of(job: Job) -> Hashable:
@@ -319,23 +362,30 @@ def read_direction(
     groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     pictures = statistics.read(directory) if statistics.exist(directory) else None
+    # Plain, minus what the picture explains, and minus what the reference does: not minus both, for fewer looks.
+    looked = ways(pictures is not None, _read_run(directory).reference is not None)
+    looked = [way for way in looked if way is not Way.BESIDE_ADJUSTED]
     scores = []
     for half in halves:
-        table = score_table.read_table(directory / half)
-        for job in witness:
+        table = beside.read(directory, half)
+        for job, way in itertools.product(witness, looked):
             split, t = getattr(splits, half), int(job.setting["t"])
-            (member, heldout), grouped = term_pair(table, job, split), _groups(table, job, split, groups)
-            scores.append(evidence.WitnessScores(half, t, member[0], heldout[0], grouped))
-            if pictures is not None and member.size and heldout.size:
-                left = _without_difficulty(Pair(member, heldout), statistics_pair(table, job, split, pictures))
-                scores.append(evidence.WitnessScores(half, t, *left, grouped, adjusted=True))
-    ways = 1 if pictures is None else 2
-    return evidence.judge_direction(scores, looks=ways * len(witness) * len(HALVES))
+            terms = term_pair(table, job, split, way)
+            if way is Way.PLAIN:
+                left = terms.map(lambda side: side[0])
+            elif terms.member.size and terms.heldout.size:
+                known = statistics_pair(table, job, split, pictures, way)
+                left = _residuals(calibration.fixed_rule(job.attack, table.schedule, job.setting), terms, known, way)
+            else:
+                continue
+            scores.append(evidence.WitnessScores(half, t, *left, _groups(table, job, split, groups, way), way))
+    return evidence.judge_direction(scores, looks=len(looked) * len(witness) * len(HALVES))
 
 
-def _without_difficulty(terms: TermPair, pictures: Pair[np.ndarray]) -> Pair[np.ndarray]:
-    """The witness's scores after what the pictures explain, from one fit over members and held-out images alike."""
-    left = evidence.difficulty_residuals(calibration.log_of(np.concatenate(terms, axis=1)[0]), np.concatenate(pictures))
+def _residuals(witness: Calibration, terms: TermPair, pictures: Pair[np.ndarray] | None, way: Way) -> Pair[np.ndarray]:
+    """What is left of the witness's scores, from one fit over members and held-out images alike."""
+    known = None if pictures is None else np.concatenate(pictures)
+    left = calibration.to_adjust(witness, way).pile(np.concatenate(terms, axis=1), known).residuals()
     return Pair(left[: terms.member.shape[1]], left[terms.member.shape[1] :])
 
 
@@ -344,42 +394,40 @@ def _calibrate_each(
     jobs: Sequence[Job],
     key: Callable[[Job], Hashable],
     pictures: Statistics | None = None,
+    way: Way = Way.PLAIN,
 ) -> list[Calibration]:
-    """One calibration for each group of jobs with the same key, in the order of the grid; adjusted with `pictures`."""
-    table = score_table.read_table(directory / "calibration")
+    """One calibration for each group of jobs with the same key, in the order of the grid."""
+    table = beside.read(directory, "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
     rows: dict[Hashable, list[Job]] = {}
     for job in jobs:
         rows.setdefault(key(job), []).append(job)
     frozen = []
     for row in rows.values():
-        settings, terms = [job.setting for job in row], [term_pair(table, job, split) for job in row]
-        known = None if pictures is None else [statistics_pair(table, job, split, pictures) for job in row]
-        frozen.append(calibrate(row[0].attack, schedule, settings, terms, known))
+        settings, terms = [job.setting for job in row], [term_pair(table, job, split, way) for job in row]
+        known = [statistics_pair(table, job, split, pictures, way) for job in row]
+        frozen.append(calibrate(row[0].attack, schedule, settings, terms, known, way))
     return frozen
 
 
-def read_calibrations(directory: str | os.PathLike[str]) -> list[Calibration]:
-    """The frozen attacks of calibration.json, each with its plain score."""
-    return _read_frozen(directory, "calibrations")
-
-
-def read_adjusted(directory: str | os.PathLike[str]) -> list[Calibration]:
-    """The frozen attacks of calibration.json, adjusted for the difficulty of pictures; none in a run without that."""
-    return _read_frozen(directory, "adjusted")
-
-
-def _read_frozen(directory: str | os.PathLike[str], key: str) -> list[Calibration]:
+def read_calibrations(directory: str | os.PathLike[str], way: Way = Way.PLAIN) -> list[Calibration]:
+    """The frozen attacks of calibration.json with something taken out of their scores; none in a run without that."""
     path = pathlib.Path(directory) / "calibration.json"
     contents = _read_sealed(path).check().contents
     check_version(path, contents)
-    return records.parse(list[Calibration], contents.get(key, []), f"{path}: {key}")
+    return records.parse(list[Calibration], contents.get(_KEYS[way], []), f"{path}: {_KEYS[way]}")
 
 
-def fixed_rule(schedule: NoiseSchedule, setting: Setting | None = None) -> Calibration:
-    """The rule for audits without known members, at the setting that the schedule calls for."""
+def fixed_rule(schedule: NoiseSchedule, setting: Setting | None = None, reference: bool = False) -> Calibration:
+    """The rule for audits without known members, at the setting that the schedule calls for.
+
+    Args:
+      schedule: the model's.
+      setting: if it is known.
+      reference: whether there is one: then it is another rule.
+    """
     setting = setting_for(schedule) if setting is None else setting
-    return calibration.fixed_rule(get_attack(NAME), schedule, setting)
+    return calibration.fixed_rule(get_attack(BESIDE_NAME if reference else NAME), schedule, setting)
 
 
 def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
@@ -392,7 +440,7 @@ def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
 def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
-    table, seed = score_table.read_table(directory / "test"), _read_run(directory).seed
+    table, seed = beside.read(directory, "test"), _read_run(directory).seed
     groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
     pictures = statistics.read(directory) if statistics.exist(directory) else None
@@ -400,14 +448,14 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
     def outcome_of(frozen: Calibration) -> Outcome:
         return outcome(table, frozen, split, seed, groups, pictures)
 
-    adjusted = {frozen.label: outcome_of(frozen) for frozen in read_adjusted(directory)}
+    others = {way: {one.label: outcome_of(one) for one in read_calibrations(directory, way)} for way in list(Way)[1:]}
     rows, excluded = [], 0
     for frozen in read_calibrations(directory):
         pair = term_pair(table, frozen_job(frozen), split)
         excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
         seconds = frozen.queries * table.seconds_per_query
-        rows.append(result_row(outcome_of(frozen), seconds, adjusted.get(frozen.label)))
-    calibration_half = score_table.read_table(directory / "calibration")
+        rows.append(result_row(outcome_of(frozen), seconds, {way: of.get(frozen.label) for way, of in others.items()}))
+    calibration_half = beside.read(directory, "calibration")
     about = table.manifest["identity"]
     check = model_check.read_check(directory, about["model"])
     warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
@@ -421,6 +469,7 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
         precision=about["precision"],
         seed=seed,
         queries_made=calibration_half.queries_made + table.queries_made + (check.queries if check else 0),
+        reference_queries_made=beside.queries_made(directory, [calibration_half, table]),
         model_check=check,
         direction=read_direction(directory, groups=groups),
         warnings=tuple(warnings if excluded else ()),
@@ -446,9 +495,9 @@ def outcome(
       pictures: their statistics, if the score is adjusted.
     """
     job = frozen_job(frozen)
-    known = None if frozen.plain or pictures is None else statistics_pair(table, job, split, pictures)
-    grouped = _groups(table, job, split, groups)
-    return evaluate(frozen, term_pair(table, job, split), seed=seed, groups=grouped, statistics=known)
+    known = statistics_pair(table, job, split, pictures, frozen.way)
+    grouped = _groups(table, job, split, groups, frozen.way)
+    return evaluate(frozen, term_pair(table, job, split, frozen.way), seed=seed, groups=grouped, statistics=known)
 
 
 def frozen_job(frozen: Calibration) -> Job:
@@ -467,20 +516,19 @@ def frozen_scores(
       indices: which images.
       pictures: their statistics, if the score is adjusted.
     """
-    known = None if frozen.plain or pictures is None else pictures.of(indices)
-    return frozen.score(terms_of(table, frozen, indices), known)
+    return frozen.score(terms_of(table, frozen, indices), statistics.of_images(pictures, indices))
 
 
 def terms_of(table: ScoreTable, frozen: Calibration, indices: np.ndarray) -> np.ndarray:
-    """Terms [columns, n] of some images of a table; all NaN without a finite answer."""
-    terms = table.terms(frozen_job(frozen))
+    """Terms of some images of a table as `Calibration.score` takes them; all NaN without a finite answer."""
+    terms = beside.terms(table, frozen_job(frozen), frozen.way.reference)
     place = {int(index): row for row, index in enumerate(table.index)}
     terms = terms[:, [place[int(index)] for index in indices]]
     return np.where(np.all(np.isfinite(terms), axis=0), terms, np.nan)
 
 
-def result_row(outcome: Outcome, seconds: float, adjusted: Outcome | None = None) -> ResultRow:
-    """One row of the results; `adjusted` is the same attack with the difficulty of pictures taken out."""
+def result_row(outcome: Outcome, seconds: float, others: Mapping[Way, Outcome | None]) -> ResultRow:
+    """One row of the results; `others` are the same attack with something taken out of its score."""
     frozen, metrics = outcome.calibration, outcome.metrics
     return ResultRow(
         attack=frozen.attack,
@@ -493,7 +541,7 @@ def result_row(outcome: Outcome, seconds: float, adjusted: Outcome | None = None
         at_threshold=_at_threshold(outcome),
         queries_per_image=frozen.queries,
         seconds_per_image=seconds,
-        adjusted=None if adjusted is None else _adjusted_row(adjusted),
+        **{way.value: _adjusted_row(other) for way, other in others.items() if other is not None},
     )
 
 
@@ -535,27 +583,38 @@ def _read_run(directory: pathlib.Path) -> _Run:
     return records.parse(_Run, _read_sealed(path).check().contents, str(path))
 
 
-def term_pair(table: ScoreTable, job: Job, split: Split) -> TermPair:
-    """Terms of the images with a finite answer, members and held-out images apart."""
-    terms = table.terms(job)
-    return _usable(table, job, split).map(lambda usable: terms[:, usable])
+def term_pair(table: ScoreTable, job: Job, split: Split, way: Way = Way.PLAIN) -> TermPair:
+    """Terms of the images with a finite answer, members and held-out images apart, as `Calibration.score` takes them.
+
+    Args:
+      table: with the attack's terms.
+      job: the attack.
+      split: members and held-out images.
+      way: what will be taken out of the score.
+    """
+    terms = beside.terms(table, job, way.reference)
+    return _usable(table, job, split, way).map(lambda usable: terms[:, usable])
 
 
-def statistics_pair(table: ScoreTable, job: Job, split: Split, pictures: Statistics) -> Pair[np.ndarray]:
-    """The statistics [n, k] of the images of `term_pair`."""
-    return _usable(table, job, split).map(lambda usable: pictures.of(table.index[usable]))
+def statistics_pair(
+    table: ScoreTable, job: Job, split: Split, pictures: Statistics | None, way: Way
+) -> Pair[np.ndarray] | None:
+    """The statistics [n, k] of the images of `term_pair`; None if what pictures explain is not taken out."""
+    if pictures is None or not way.picture:
+        return None
+    return _usable(table, job, split, way).map(lambda usable: pictures.of(table.index[usable]))
 
 
-def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None) -> Groups:
+def _groups(table: ScoreTable, job: Job, split: Split, groups: np.ndarray | None, way: Way) -> Groups:
     """The groups of the images of `term_pair`, from those of all images."""
     if groups is None:
         return None, None
-    return _usable(table, job, split).map(lambda usable: groups[table.index[usable]])
+    return _usable(table, job, split, way).map(lambda usable: groups[table.index[usable]])
 
 
-def _usable(table: ScoreTable, job: Job, split: Split) -> Pair[np.ndarray]:
+def _usable(table: ScoreTable, job: Job, split: Split, way: Way) -> Pair[np.ndarray]:
     """Which rows of the table are members, and which held-out images, with a finite answer."""
-    finite = np.all(np.isfinite(table.terms(job)), axis=0)
+    finite = np.all(np.isfinite(beside.terms(table, job, way.reference)), axis=0)
     return split.sides.map(lambda side: finite & np.isin(table.index, side))
 
 

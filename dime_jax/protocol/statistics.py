@@ -41,6 +41,11 @@ class Statistics:
         return self.statistics[rows]
 
 
+def of_images(statistics: Statistics | None, indices: np.ndarray) -> np.ndarray | None:
+    """Return the statistics of some images [m, k]; None where there are none."""
+    return None if statistics is None else statistics.of(indices)
+
+
 def make(directory: pathlib.Path, source: data.Source, indices: np.ndarray, transform: data.Transform) -> None:
     """Write the statistics of some images of a run, unless they are there already: of the same images to the pixel.
 

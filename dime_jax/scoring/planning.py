@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dime_jax.attacks import Attack, Setting, attack_names, get_attack
 from dime_jax.attacks.base import Reading, Recipe, Trees, calls_below, grow_trees, row_label
 from dime_jax.attacks.calls import Call
@@ -17,6 +19,7 @@ from dime_jax.core.schedule import NoiseSchedule
 WITNESS = "level_only"
 WITNESS_LABEL = row_label(WITNESS, 1)
 _WITNESS_GAMMA = 0.1
+_TIMESTEPS = ("t", "t_sec", "t_loss", "t_level")  # in the settings of attacks
 
 
 class Job(NamedTuple):
@@ -39,6 +42,17 @@ class Job(NamedTuple):
     def recipe(self) -> Recipe:
         """The attack's recipe at the setting."""
         return self.attack.recipe(self.setting)
+
+
+def at_same_noise(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> Job:
+    """Return a job of one schedule for a model of another: the timesteps of the nearest noise levels there."""
+    if np.array_equal(schedule.sigma_table, other.sigma_table):
+        return job
+    setting = {
+        name: other.timestep_at(float(schedule.sigma(int(value)))) if name in _TIMESTEPS else value
+        for name, value in job.setting.items()
+    }
+    return job._replace(setting=setting)
 
 
 class Unit(NamedTuple):

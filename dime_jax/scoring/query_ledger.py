@@ -17,6 +17,7 @@ from dime_jax._util.digests import Damaged
 
 _ENTRY = np.dtype("<i4")
 NO_IMAGE = -1  # a query about none of the images: it counts in the total only
+REFERENCE = "reference"  # in a run: what a second model was asked, which its own ledgers count
 
 
 class Budget(NamedTuple):
@@ -107,8 +108,9 @@ def ledger_path(directory: pathlib.Path, process: int | str) -> pathlib.Path:
 
 
 def ledgers(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The ledgers of all processes of a score table; of a run, those of all its tables."""
-    return sorted(directory.rglob("queries-*.bin"))
+    """The ledgers of all processes of a score table; of a run, those of all its tables, and not of its reference."""
+    found = sorted(directory.rglob("queries-*.bin"))
+    return [path for path in found if path.relative_to(directory).parts[0] != REFERENCE]
 
 
 def check(path: pathlib.Path, noted: State, images: int) -> None:

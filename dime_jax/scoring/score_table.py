@@ -186,6 +186,7 @@ class ScoreTable:
       status: OK, NOT_FINITE or UNREADABLE: the worst over the image's units [n].
       queries_made: what it cost, resumes and retries included.
       own_terms: terms of a user's own attacks, by name and setting.
+      reference: the answers of a second model about the same images, row by row; None if none was asked.
     """
 
     directory: pathlib.Path
@@ -196,6 +197,7 @@ class ScoreTable:
     status: np.ndarray
     queries_made: int
     own_terms: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    reference: "ScoreTable | None" = None
 
     @property
     def schedule(self) -> NoiseSchedule:

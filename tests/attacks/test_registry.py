@@ -21,7 +21,7 @@ FAMILIES = {
     "SimA": {"sima_l4": 1, "sima_mc_norms": 3, "sima_mc_vector": 3},
     "DIME": {
         **{"dime": 4, "dime_central": 6, "dime_theory": 4, "level_only": 3, "crowding_only": 4},
-        **{"level_l4": 1, "level_low": 1, "loss_level": 3},
+        **{"level_l4": 1, "level_low": 1, "loss_level": 3, "loss_level_beside": 2},
     },
 }
 COST = {name: cost for attacks_of in FAMILIES.values() for name, cost in attacks_of.items()}

@@ -12,7 +12,7 @@ from memoriser import config, floats, images, memoriser, source
 import dime_jax as dj
 from dime_jax import attacks, auditing, cli, scoring
 from dime_jax.auditing.deciding import choose_decider
-from dime_jax.evidence import Judgement, Verdict
+from dime_jax.evidence import Judgement, Verdict, Way
 from dime_jax.findings import gate, json_files
 from dime_jax.findings.finding import find
 from dime_jax.protocol import stages
@@ -77,7 +77,10 @@ class Scored:
         scoring.score(
             self.model,
             auditing.images.open_images(config(directory, **self.settings), self.model).source,
-            [stages.frozen_job(one) for one in (*self.record.calibrations, *stages.read_adjusted(directory))],
+            [
+                stages.frozen_job(one)
+                for one in (*self.record.calibrations, *stages.read_calibrations(directory, Way.ADJUSTED))
+            ],
             directory / "everything",
             indices=np.concatenate([self.record.arrays.heldout, self.record.arrays.candidates]),
             options=scoring.ScoringOptions(silent=True, micro_batch=64),
@@ -93,7 +96,7 @@ class Scored:
             shutil.copytree(self.directory / half, directory / half)
         for name in ("statistics.json", "statistics.npz"):
             shutil.copy(self.directory / name, directory)
-        frozen = [*stages.calibrate_run(directory), *stages.read_adjusted(directory)]
+        frozen = [*stages.calibrate_run(directory), *stages.read_calibrations(directory, Way.ADJUSTED)]
         decider, why = choose_decider(
             frozen, stages.asked_labels(directory), wanted, stages.read_direction(directory, ["calibration"])
         )

@@ -7,7 +7,7 @@ from dime_jax import attacks, data
 from dime_jax._util.records import parse, plain
 from dime_jax.attacks import registry
 from dime_jax.attacks.rules import Weights, at_angle
-from dime_jax.evidence import metrics
+from dime_jax.evidence import Way, metrics
 from dime_jax.protocol.calibration import Calibration, TermPair, calibrate, evaluate, fixed_rule, standardization
 
 DIME = attacks.get_attack("dime")
@@ -140,7 +140,7 @@ def test_what_the_picture_explains_is_taken_out_of_a_calibrated_score(schedule):
     noise = data.Pair(*(0.2 * rng.normal(size=80) for _ in range(2)))
     terms = TermPair(*(np.exp(of @ [2.0, -1.0] + g + e)[None] for of, g, e in zip(pictures, gap, noise)))
     as_it_is = calibrate(LOSS, schedule, [{"t": 50}], [terms])
-    adjusted = calibrate(LOSS, schedule, [{"t": 50}], [terms], [pictures])
+    adjusted = calibrate(LOSS, schedule, [{"t": 50}], [terms], [pictures], Way.ADJUSTED)
     assert as_it_is.auc < 0.65 < 0.8 < adjusted.auc
     left = [adjusted.score(*of) for of in zip(terms, pictures)]
     assert adjusted.auc == metrics.auc(*left)

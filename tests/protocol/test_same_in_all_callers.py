@@ -9,6 +9,7 @@ from PIL import Image
 
 import dime_jax as dj
 from dime_jax import auditing, cli, scoring
+from dime_jax.loading.opening import OpenedModel
 from dime_jax.protocol import stages
 from dime_jax.scoring import score_table
 from experiments import attack
@@ -32,7 +33,7 @@ def folder(path, pixels):
 
 
 def score(monkeypatch, directory, members, heldout, *more):
-    monkeypatch.setattr(cli, "_open_model", lambda args, cache: model())
+    monkeypatch.setattr(auditing.models, "open_model", lambda *given, **how: OpenedModel(model(), "a test"))
     named = ["--members", str(members), "--heldout", str(heldout)]
     return cli.main(["score", str(directory), "--model", "mine", *named, "--attacks", "sima_l4", *more])
 
@@ -143,7 +144,7 @@ def test_calibrate_warns_of_swapped_sets(pictures, tmp_path, monkeypatch, capsys
     members, heldout = folder(tmp_path / "a", pictures[:30]), folder(tmp_path / "b", pictures[30:])
     seen = np.stack([dj.data.get_transform("fit", SHAPE)(picture) for picture in pictures[30:]])
     ideal = dj.IdealDenoiser(seen, dj.linear_schedule())
-    monkeypatch.setattr(cli, "_open_model", lambda args, cache: ideal)
+    monkeypatch.setattr(auditing.models, "open_model", lambda *given, **how: OpenedModel(ideal, "a test"))
     for name, sides in (("swapped", (members, heldout)), ("right", (heldout, members))):
         args = ["score", str(tmp_path / name), "--model", "mine", "--members", sides[0], "--heldout", sides[1]]
         assert cli.main([*args, "--attacks", "sima_l4"]) == 0

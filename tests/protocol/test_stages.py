@@ -12,10 +12,11 @@ import dime_jax as dj
 from dime_jax import attacks, evidence
 from dime_jax._util import digests, records
 from dime_jax.core import draws
-from dime_jax.evidence import metrics
+from dime_jax.evidence import Way, metrics
 from dime_jax.findings import json_files
 from dime_jax.guards import identity, model_check
 from dime_jax.protocol import calibration, stages, statistics
+from dime_jax.protocol.beside import Guarded
 from dime_jax.scoring import planning, score_table
 from dime_jax.scoring.query_ledger import queries_made
 
@@ -84,7 +85,7 @@ def test_it_is_the_protocol(results, source, halves):
 
 def test_the_test_half_is_scored_at_the_frozen_settings_only(directory, results):
     table = score_table.read_table(directory / "test")
-    frozen = [*stages.read_calibrations(directory), *stages.read_adjusted(directory)]
+    frozen = [*stages.read_calibrations(directory), *stages.read_calibrations(directory, Way.ADJUSTED)]
     witness = planning.witness_jobs(JOBS)
     jobs = [planning.Job(attacks.get_attack(f.attack), f.setting) for f in frozen] + witness
     assert set(table.readings) == {str(reading) for job in jobs for reading in job.recipe.readings}
@@ -160,7 +161,7 @@ def test_another_run_in_the_same_directory_is_refused(directory, results, halves
     with pytest.raises(ValueError, match="holds a run with other members"):
         stages.begin(directory, JOBS, halves._replace(test=halves.calibration), seed=SEED)
     with pytest.raises(ValueError, match="was calibrated on model function:mine, this is function:other"):
-        stages.score_half(directory, "test", function(name="other"), source)
+        stages.score_half(directory, "test", Guarded(function(name="other")), source)
 
 
 def test_an_empty_side_is_refused(tmp_path, halves):
@@ -247,7 +248,7 @@ def test_adjusted_rows_are_a_fit_over_the_calibration_half_without_labels(direct
     pictures, tables = statistics.read(directory), {}
     for half in stages.HALVES:
         tables[half] = score_table.read_table(directory / half)
-    adjusted = {frozen.label: frozen for frozen in stages.read_adjusted(directory)}
+    adjusted = {frozen.label: frozen for frozen in stages.read_calibrations(directory, Way.ADJUSTED)}
     for label in ("loss@1", "sima_l4@1", "level_only@1"):
         job = stages.frozen_job(adjusted[label])
         terms = {half: table.terms(job)[0] for half, table in tables.items()}
@@ -261,7 +262,7 @@ def test_adjusted_rows_are_a_fit_over_the_calibration_half_without_labels(direct
 
 
 def test_permuting_labels_of_the_calibration_half_changes_no_fit(directory, halves):
-    (frozen,) = (one for one in stages.read_adjusted(directory) if one.label == "loss@1")
+    (frozen,) = (one for one in stages.read_calibrations(directory, Way.ADJUSTED) if one.label == "loss@1")
     table, pictures = score_table.read_table(directory / "calibration"), statistics.read(directory)
     index = np.random.default_rng(0).permutation(table.index)
     again = calibration.adjust(frozen, stages.terms_of(table, frozen, index), pictures.of(index))
@@ -304,7 +305,11 @@ def test_statistics_are_made_again_for_other_pixels_and_never_over_those_of_a_fi
 def test_the_witness_of_a_model_that_answers_nothing_is_heard(directory, halves):
     pictures = statistics.read(directory)
     known = dj.data.Pair(*(pictures.of(side) for side in halves.test.sides))
-    left = stages._without_difficulty(dj.data.Pair(*(np.zeros((1, len(side))) for side in halves.test.sides)), known)
+    silent = dj.data.Pair(*(np.zeros((1, len(side))) for side in halves.test.sides))
+    witness = calibration.fixed_rule(
+        attacks.get_attack("level_only"), dj.linear_schedule(), {"t": 50, "gamma": 0.1, "q": 1}
+    )
+    left = stages._residuals(witness, silent, known, Way.ADJUSTED)
     assert not np.any(np.concatenate(left))
 
 
