@@ -94,8 +94,8 @@ class Asked(NamedTuple):
     @property
     def pile(self) -> Pile:
         """The scores of the rule, and the statistics to fit them to."""
-        everything = np.arange(len(self.likeness))
-        return self.frozen.pile(stages.terms_of(self.table, self.frozen, everything), self.pictures.of(everything))
+        everything, frozen = np.arange(len(self.likeness)), calibration.to_adjust(self.frozen)
+        return frozen.pile(stages.terms_of(self.table, frozen, everything), self.pictures.of(everything))
 
 
 class Audited(NamedTuple):

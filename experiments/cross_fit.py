@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dime_jax.data import Pair
-from dime_jax.evidence import metrics
+from dime_jax.evidence import Way, metrics
 from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.scoring import planning, score_table
 from experiments.kept_statistics import with_classical
@@ -69,7 +69,8 @@ def scores(parts: Parts, jobs: Sequence[planning.Job], adjusted: bool = False) -
         other, known, pictures = usable & ~chooses, None, parts.pictures if adjusted else None
         if pictures is not None:
             known = [Pair(pictures[chooses & parts.member], pictures[chooses & ~parts.member]) for _ in jobs]
-        frozen = calibration.calibrate(jobs[0].attack, parts.table.schedule, settings, pairs, known)
+        way = Way.PLAIN if pictures is None else Way.ADJUSTED
+        frozen = calibration.calibrate(jobs[0].attack, parts.table.schedule, settings, pairs, known, way)
         judged = terms[settings.index(frozen.setting)][:, other]
         found[other] = frozen.score(judged, None if pictures is None else pictures[other])
     return found

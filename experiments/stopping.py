@@ -49,7 +49,7 @@ def enough(found: list[float]) -> int | None:
 def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> float:
     """Calibrate as the default audit of the model would; print and return the share of members that it finds."""
     config = auditing.AuditConfig(output, model=model, options=scoring.ScoringOptions(silent=True))
-    denoiser = open_model(model, cache=output, **config.model_options).denoiser
+    denoiser = open_model(model, cache=output, **vars(config.conversion), **vars(config.use)).denoiser
     images = open_images(config, denoiser)
     decision: Decision = decide(config, denoiser, images, ("calibration", "calibrate"))
     assert decision.halves is not None

@@ -346,6 +346,8 @@ def test_every_setting_of_an_audit_is_an_option():
     compared = vars(cli.build_parser().parse_args(["compare", "--before", "a", "--after", "b"]))
     assert fields - set(compared) == {
         "model",
+        "reference",
+        "reference_lora",
         "images",
         "split",
         "delta",

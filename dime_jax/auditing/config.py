@@ -68,11 +68,6 @@ class AuditConfig(AuditOptions, OutputOption):
         if self.decide_with is not None and self.decide_with not in labels:
             raise ValueError(f"decide_with must be one of {', '.join(labels)}, got {self.decide_with!r}")
 
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """The options of `open_model`."""
-        return vars(self.conversion) | vars(self.use)
-
     def sizes(self) -> Profile:
         """Sizes and tiers: what was asked for, or the profile's."""
         calibration_size, test_size, queries, every_heldout = PROFILES[self.profile]

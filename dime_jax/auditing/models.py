@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from dime_jax._util.distributed import shared_cache
 from dime_jax.auditing.config import AuditConfig
@@ -22,17 +21,16 @@ def open_models(config: AuditConfig) -> tuple[OpenedModel, OpenedModel | None]:
     Both are opened at the same image size, and encode images in the same way.
     """
     if not config.has_reference:
-        return _open(config, config.model, config.model_options), None
+        return _open(config, config.model), None
     named = config.model if config.reference is None else config.reference
-    model = _open(config, config.model, config.model_options, named)
+    model = _open(config, config.model, named)
     model.denoiser.release()
     loras, scales = _reference_loras(config.reference_lora or ())
-    own = dataclasses.replace(config.use, lora=loras, lora_scale=scales)
-    how = config.conversion
+    own = dataclasses.replace(config, use=dataclasses.replace(config.use, lora=loras, lora_scale=scales))
     if config.reference is not None:
         size = model.denoiser.image_shape[0] if is_converted(named) else None
-        how = dataclasses.replace(NO_OPTIONS, image_size=size)
-    reference = _open(config, named, vars(how) | vars(own), config.model)
+        own = dataclasses.replace(own, conversion=dataclasses.replace(NO_OPTIONS, image_size=size))
+    reference = _open(own, named, config.model)
     reference.denoiser.release()
     return model, reference
 
@@ -45,17 +43,17 @@ def denoisers(opened: tuple[OpenedModel, OpenedModel | None]) -> tuple[Denoiser,
 
 def open_compared(config: AuditConfig, after: _Model) -> tuple[OpenedModel, OpenedModel]:
     """Open the models before and after a deletion, by the same options."""
-    before = _open(config, config.model, config.model_options, after)
-    return before, _open(config, after, config.model_options, config.model)
+    return _open(config, config.model, after), _open(config, after, config.model)
 
 
-def _open(config: AuditConfig, named: _Model, options: dict[str, Any], other: _Model | None = None) -> OpenedModel:
+def _open(config: AuditConfig, named: _Model, other: _Model | None = None) -> OpenedModel:
     """Open one of one or two models; how to ask a hosted one is said once, and a token is for one server only."""
     hosted = [model for model in (named, other) if model is not None and is_address(model)]
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
         raise ValueError("both models must be on one server if a token is given, since it is sent to no other")
     remote = config.remote if is_address(named) or not hosted else NO_REMOTE_OPTIONS
     cache = shared_cache(config.directory)
+    options = vars(config.conversion) | vars(config.use)
     return open_model(named, cache=cache, remote=remote, say=config.options.say, **options)
 
 

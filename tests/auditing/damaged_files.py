@@ -16,6 +16,7 @@ import numpy as np
 
 import dime_jax as dj
 from dime_jax import auditing, cli, scoring
+from dime_jax.auditing import models
 from dime_jax.guards import model_check
 from dime_jax.loading import opening
 from dime_jax.report import html
@@ -60,7 +61,8 @@ def model(seed, calls=None):
 
 
 def use(denoiser):
-    opening.open_model = lambda *arguments, **more: opening.OpenedModel(denoiser, "a test", {})
+    """What the command line opens from now on; `auditing.audit` opens what it is given."""
+    models.open_models = lambda config: (opening.OpenedModel(denoiser, "a test"), None)
 
 
 def run(*arguments):
