@@ -30,7 +30,7 @@ The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50
 from ml_collections.config_dict import ConfigDict
 
 from experiments.configs.attack_section import new_config, smoke
-from experiments.configs.train_section import small_unet, smoke_training, train_section
+from experiments.configs.train_section import reference_section, small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
@@ -58,6 +58,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.attack.calibration_share = 0.4  # 200 members of 500, and 300 to test
         config.attack.update(calibration_size=None, test_size=None)
         config.attack.grids = ConfigDict({"all": {"t": (20, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)}})
+        config.reference = reference_section(500, 3000, (8, 16, 32, 64))
     if variant == "smoke":
         smoke(config)
         smoke_training(config)
