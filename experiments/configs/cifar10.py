@@ -8,6 +8,9 @@ DIR is CIFAR-10 as published (binary or python version), the split and the check
 checkpoint instead (an accelerator's work), run `experiments.train` with the same config and workdir first, and the
 attack with `--config.attack.model=trained`. `:smoke` makes its own files and takes seconds.
 
+`--config.attack.reference=hf:google/ddpm-cifar10-32` asks that model the same and takes its answers out of every score.
+It was trained on members and held-out images alike, and is a fair reference for that reason.
+
 `:laptop` trains a small U-Net on 200 of SecMI's members and attacks it with 200 of the held-out images:
 
     python -m experiments.train --config=experiments/configs/cifar10.py:laptop --workdir=W \\
