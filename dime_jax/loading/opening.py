@@ -1,5 +1,6 @@
 """Opening whatever a user names as a model."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from dime_jax import models
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
 from dime_jax._util.text import printable
+from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import conversion, model_directory
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
@@ -169,12 +171,21 @@ def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], objec
 
 def _load(directory: Path, use: UseOptions) -> Denoiser:
     model = model_directory.read_model(directory)
+    reload = functools.partial(_read_again, directory, model.fingerprint)
     if model.spec.autoencoder is not None:
-        return LatentDenoiser(model, use)
+        return LatentDenoiser(model, use, reload)
     given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
     if given:
         raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
-    return models.image_denoiser(model.spec, model.variables, fingerprint=model.fingerprint, name=model.name)
+    return models.image_denoiser(model.spec, model.variables, model.fingerprint, model.name, reload)
+
+
+def _read_again(directory: Path, fingerprint: str) -> PyTree:
+    """The variables of a model that was opened before, and which must not have changed since."""
+    model = model_directory.read_model(directory)
+    if model.fingerprint != fingerprint:
+        raise ValueError(f"{directory} must hold the model that was opened, {fingerprint}, got {model.fingerprint}")
+    return model.variables
 
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
