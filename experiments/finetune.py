@@ -25,6 +25,7 @@ from dime_jax import data, training
 from dime_jax._util import files, records
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.roles import own_transforms
+from dime_jax.loading import model_directory
 from dime_jax.protocol import statistics
 from dime_jax.training.loop import SNAPSHOTS
 from experiments import beside
@@ -109,7 +110,8 @@ def tune(
         seed=config.seed,
     )
     options = training.TrainingOptions(log_every=updates[0], save_every=updates[0], snapshot_every=updates[0])
-    training.train(directory, base, source, roles.member, recipe, options=options, rank=RANKS[kind])
+    spec = model_directory.read_spec(base)
+    training.train(directory, spec, source, roles.member, recipe, options=options, start=base, rank=RANKS[kind])
     snapshots = directory / SNAPSHOTS
     if RANKS[kind] is None:
         return [dj.load_denoiser(snapshots / str(number)) for number in updates]
