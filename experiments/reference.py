@@ -28,7 +28,7 @@ from dime_jax.protocol import statistics
 from dime_jax.training.loop import SNAPSHOTS
 from experiments import beside
 from experiments.attack import load_model
-from experiments.beside import Counted, ImageRoles
+from experiments.beside import Found, ImageRoles, study_name
 from experiments.configs.train_section import small_unet
 from experiments.launch import launch
 from experiments.study_data import open_study
@@ -49,7 +49,7 @@ class BesideReference(NamedTuple):
       reference_images: what the reference was trained on.
       small: whether it is narrower than the model.
       updates: of the reference.
-      found: for each number of updates, attacks by name, each by what is taken out of its score.
+      found: after each number of updates.
     """
 
     file: str
@@ -60,7 +60,23 @@ class BesideReference(NamedTuple):
     reference_images: int
     small: bool
     updates: list[int]
-    found: list[dict[str, dict[str, Counted]]]
+    found: list[Found]
+
+    @property
+    def study(self) -> str:
+        """Its config and variant."""
+        return study_name(self.file)
+
+    @property
+    def title(self) -> str:
+        """Of what it is about."""
+        kind = "narrower model" if self.small else "model of its architecture"
+        return f"{self.study}, seed {self.seed}, beside a {kind} trained on {self.reference_images:,} others"
+
+    @property
+    def steps(self) -> list[tuple[str, Found]]:
+        """What was found, under what it was found after."""
+        return [(f"{updates:,} updates of the reference", of) for updates, of in zip(self.updates, self.found)]
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> BesideReference:
