@@ -35,6 +35,7 @@ from experiments.study_data import open_study
 from experiments.train import model_spec, training_options
 
 FITTED = 200
+_OTHER_SEED = 1000  # no auditor knows the weights that a model began with
 
 
 class BesideReference(NamedTuple):
@@ -42,7 +43,7 @@ class BesideReference(NamedTuple):
 
     Attributes:
       file: config and variant of the study.
-      seed: of the model and of the reference.
+      seed: of the model.
       members: how many there are; all are counted.
       fitted: held-out images of the fits.
       counted: held-out images that are counted.
@@ -101,9 +102,16 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 
 def train(config: ConfigDict, directory: pathlib.Path, source: data.Source, images: np.ndarray) -> list[int]:
-    """Train a reference as the study's models are; returns the updates after which it was kept."""
+    """Train a reference as the study's models are, but from other weights; returns the updates after which it was kept.
+
+    Args:
+      config: of the study.
+      directory: of the reference.
+      source: images as they are stored.
+      images: which of them it is trained on.
+    """
     own = config.copy_and_resolve_references().unlock()
-    own.train.recipe.update(steps=config.reference.steps, seed=config.seed)
+    own.train.recipe.update(steps=config.reference.steps, seed=_OTHER_SEED + config.seed)
     if config.reference.small:
         own.train.architecture = small_unet(tuple(config.reference.widths))
     recipe, options = training.TrainingRecipe(**own.train.recipe), training_options(own.train)

@@ -73,6 +73,11 @@ def test_a_reference_saw_no_image_that_is_judged(config, workdir, beside_referen
     trained = json.loads((workdir / "reference" / "40" / "train" / "run.json").read_text())["images"]
     assert trained["fingerprint"] == data.fingerprint(study.source, apart)
     assert trained["count"] == 40
+    seeds = {
+        json.loads((at / "train" / "run.json").read_text())["recipe"]["seed"]
+        for at in (workdir, workdir / "reference" / "40")
+    }
+    assert len(seeds) == 2  # other weights to begin with
 
 
 def test_what_is_found_beside_a_reference_by_hand(config, workdir, beside_reference):
