@@ -19,8 +19,6 @@ from dime_jax.data.pairs import Pair
 Terms: TypeAlias = jax.Array | np.ndarray
 TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
 
-_SHIFT = 2.0  # standard deviations by which `Either` expects a member's reading to be lower
-
 
 class TermStats(NamedTuple):
     """Mean and standard deviation of each term over calibration images."""
@@ -59,10 +57,6 @@ class Rule:
     def mix(self, residuals: np.ndarray) -> np.ndarray:
         """Return the weights [c] of residuals [c, n], without labels and whatever the order of the images."""
         return np.ones(len(residuals))
-
-    def join(self, residuals: np.ndarray) -> np.ndarray:
-        """Return one score [n] of weighed residuals [c, n]: their sum."""
-        return residuals.sum(axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,34 +125,35 @@ class Agreement(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Either(Rule):
-    """Several readings, of which any one may show a member.
+class Sharpest(Rule):
+    """Logarithms of several readings, of which the one that is known most sharply speaks loudest.
 
-    score = -log mean_i exp(-δ r_i)/δ, where r are the terms in standard deviations, or what is left of them once
-    something is taken out (`mix`). If training lowers one reading by δ standard deviations, and nothing says which one,
-    no other score tells members from normal noise better. No label is used, and the order of the images does not
-    matter, to the bit.
+    score = Σ_i u_i r_i / s_i,  u_i ∝ (sharpness_i / s_i)⁴,  Σ_i u_i = 1
+
+    where r are the terms, or what is left of them once something is taken out, and s their standard deviations over all
+    images alike (`mix`). Of logarithms, s says how small a change by a factor can be seen. No label is used, and the
+    order of the images does not matter, to the bit.
 
     Attributes:
+      sharpness: of each reading; the first terms are the readings.
       covariates: as in `Rule`.
     """
 
+    sharpness: tuple[float, ...]
     covariates: tuple[tuple[int, ...], ...] = ()
-    standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The same for all terms as they are, which are added."""
+        """The weights of the terms as they are."""
         del schedule, setting
-        return [Weights((1.0,) * len(terms.member), {})]
+        return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
-        """Return one over the residuals' standard deviations; 0 if they do not vary."""
+        """Return u / s; 0 for a reading that does not vary."""
         deviations = _deviations(residuals)
-        return np.divide(1.0, deviations, out=np.zeros(len(residuals)), where=deviations > 0)
-
-    def join(self, residuals: np.ndarray) -> np.ndarray:
-        """Return -log mean exp(-δ r)/δ over the rows."""
-        return (np.log(len(residuals)) - np.logaddexp.reduce(-_SHIFT * residuals, axis=0)) / _SHIFT
+        varies = deviations > 0
+        inverse = np.divide(1.0, deviations, out=np.zeros(len(deviations)), where=varies)
+        shares = (np.array(self.sharpness) * inverse / max(inverse.max(), 1e-300)) ** 4
+        return shares / max(shares.sum(), 1e-300) * inverse
 
 
 def agreement(rows: np.ndarray) -> float:

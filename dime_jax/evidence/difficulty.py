@@ -105,7 +105,7 @@ class Way(enum.StrEnum):
 
 
 class Adjustment(NamedTuple):
-    """c scores of each image minus what is taken out of them, weighed: a fixed function of an image.
+    """c scores of each image minus what is taken out of them, weighed and added: a fixed function of an image.
 
     Attributes:
       fits: of each score.
@@ -120,9 +120,9 @@ class Adjustment(NamedTuple):
     way: Way = Way.ADJUSTED
 
     def __call__(self, scores: np.ndarray, statistics: np.ndarray) -> np.ndarray:
-        """Return the weighed residuals [c, n] of scores [c, n] and statistics [c, n, k]; NaN where a score is."""
+        """Return one number [n] from scores [c, n] and statistics [c, n, k]; NaN where a score is."""
         each = zip(self.weights, self.fits, scores, statistics, strict=True)
-        return np.stack([weight * fit(*of) for weight, fit, *of in each])
+        return np.sum([weight * fit(*of) for weight, fit, *of in each], axis=0)
 
     def expected(self, statistics: np.ndarray) -> np.ndarray:
         """Return what the pictures let expect of the weighed scores [n], from statistics [c, n, k]."""
