@@ -196,14 +196,6 @@ class RunRecord(Generic[Facts]):
             return None
         return beside.read(self.directory, variations_place(self.facts.decided_by))
 
-    def candidate_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them.
-
-        Where variations were asked for, the best score of each image and its variations, on both sides alike.
-        """
-        scores, heldout = self.varied()
-        return scores.best, heldout.best[np.isfinite(heldout.best)]
-
     def varied(self, frozen: Calibration | None = None, table: ScoreTable | None = None) -> tuple[Varied, Varied]:
         """The best scores of the candidates, and of the held-out images beside them.
 
