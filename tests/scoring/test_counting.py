@@ -173,7 +173,8 @@ class TestFlagged:
         jobs = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
         many[100:129, 0, 0] = 255
         with pytest.raises(
-            ValueError, match=r"too many images without an answer: limit 10% of 300, got 31 so far \(31 not finite\)"
+            ValueError,
+            match=r"too many images without an answer: must be <= 10% of 300, got 31 so far \(31 not finite\)",
         ):
             scoring.score(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path, options=quiet(micro_batch=4))
         assert list((tmp_path / "shards").glob("*.parquet"))
@@ -187,7 +188,7 @@ class TestFlagged:
         table = scoring.score(self.model([1.0]), source, jobs, tmp_path, tolerated=tolerated, options=quiet())
         assert np.flatnonzero(table.status == NOT_FINITE).tolist() == [5, 17, *range(100, 200)]
         many[200:220, 0, 0] = 255
-        with pytest.raises(ValueError, match="too many images without an answer: limit 10% of 200, got 21 so far"):
+        with pytest.raises(ValueError, match="too many images without an answer: must be <= 10% of 200, got 21 so far"):
             scoring.score(
                 *(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path / "again"),
                 tolerated=tolerated,
