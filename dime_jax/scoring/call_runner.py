@@ -82,7 +82,7 @@ def whole_program(apply: ApplyFn, template: WholeTemplate, sharding: NamedShardi
             return template(*arguments).ask(_eps_fn(apply, params, condition), schedule, x, draws.Draws(*drawn))
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"attack {template.attack!r} is not traceable, as it says it is: {reason}") from error
+            raise ValueError(f"attack {template.attack!r} is not traceable, though declared to be: {reason}") from error
 
     return jax.jit(run, out_shardings=sharding, compiler_options=network_options())
 
