@@ -149,8 +149,8 @@ FILES = {
     "deep": ("vocab.json", "[" * 100_000, "vocab.json: not JSON"),
     "keys": ("vocab.json", '{"a": 1, "a": 2}', "the key 'a' occurs twice"),
     "bytes": ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8"),
-    "merge": ("merges.txt", "#version: 0.2\na b c\n", "a merge must be of two tokens, got 'a b c'"),
-    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "merges must be of tokens in the vocabulary"),
+    "merge": ("merges.txt", "#version: 0.2\na b c\n", "a merge must join two tokens, got 'a b c'"),
+    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "merges must join tokens of the vocabulary"),
     "start": (
         "special_tokens_map.json",
         '{"bos_token": "<s>"}',
@@ -213,7 +213,7 @@ def test_absurd_files_are_not_read(folder):
             "the pattern of words in tokenizer.json must be CLIP's",
         ),
         (lambda contents: contents["model"].update(vocab=[]), "tokenizer.json must have a vocabulary and merges"),
-        (lambda contents: contents["model"].update(merges=[["a"]]), "a merge must be of two tokens"),
+        (lambda contents: contents["model"].update(merges=[["a"]]), "a merge must join two tokens"),
         (lambda contents: contents.update(added_tokens={}), "added_tokens of tokenizer.json must be a list"),
         (
             lambda contents: contents.update(added_tokens=[{"id": 1}]),
