@@ -590,7 +590,7 @@ def test_a_budget_binds_over_the_whole_audit(tmp_path):
         bounded = scoring.ScoringOptions(silent=True, micro_batch=64, budget=Budget(total=total))
         audit = functools.partial(auditing.audit, config(tmp_path / "b", model=model, options=bounded, **ROLES))
         if total < unbounded:
-            with pytest.raises(BudgetExceeded, match=f"and the budget of {total:,} has "):
+            with pytest.raises(BudgetExceeded, match=f"but the budget of {total:,} has "):
                 audit()
             assert sum(asked) < total
     assert audit().findings.queries_made == sum(asked) == unbounded
@@ -610,5 +610,5 @@ def test_a_budget_per_image_counts_every_stage(tmp_path):
         if enough:
             audit()
         else:
-            with pytest.raises(BudgetExceeded, match=f"queries per image must be <= {per_image}, the limit"):
+            with pytest.raises(BudgetExceeded, match=f"the budget allows {per_image} queries per image"):
                 audit()

@@ -97,7 +97,7 @@ def test_retry_after_is_obeyed_by_all_requests(tmp_path):
         start = time.monotonic()
         said = check_right(server, tmp_path, extra=4, options=dj.RemoteOptions(max_batch=4, in_flight=1))
         assert time.monotonic() - start >= 1
-    assert "waiting 1.0 s" in said[0]
+    assert "retrying in 1.0 s" in said[0]
 
 
 def test_a_run_that_fails_does_not_sleep_out_a_pause(tmp_path):
