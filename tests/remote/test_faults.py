@@ -179,7 +179,7 @@ def test_a_server_without_binary_tensors_gets_json(tmp_path):
         answer, said = ask(server, tmp_path)
         np.testing.assert_array_equal(answer, tanh_model(X, T))  # float32 survives JSON
         assert queries_made(tmp_path) == sum(server.received) <= 2 * len(X)
-        assert "trying JSON in place of binary tensors" in said[0]
+        assert "trying JSON instead of binary tensors" in said[0]
         before = sum(server.received)
         denoiser = dj.RemoteDenoiser(server.url, options=OPTIONS, **QUIET)
         for _ in range(2):
