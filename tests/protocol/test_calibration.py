@@ -170,7 +170,7 @@ class TestJson:
 @pytest.mark.parametrize(
     ("settings", "terms", "message"),
     [
-        ([], [], "at least one, got 0 and 0"),
+        ([], [], "must be one or more, each with a pair of terms, got 0 and 0"),
         ([{"t": 1}], [], "got 1 and 0"),
         (
             [{"t": 1}],
