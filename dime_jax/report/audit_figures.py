@@ -399,7 +399,7 @@ def _new() -> tuple[Figure, Axes]:
 
 
 def _highlighted(record: Record) -> dict[str, str]:
-    """Colour the two attacks that stand out: the one that decides, and the best baseline or, beside that, DIME."""
+    """Colour the two attacks that stand out: the one that decides, and the best baseline (DIME if one decides)."""
     ours = record.decider.family == DIME
     others = [one for one in record.calibrations if (one.family != DIME if ours else one.attack == "dime")]
     second = {best_calibrated(others).attack: SECOND} if others else {}
