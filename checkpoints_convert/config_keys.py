@@ -1,4 +1,4 @@
-"""Strangers' configs: every key is honoured, known to change nothing that an attack asks for, or refused by name."""
+"""Read strangers' configs: every key is honoured, known to be irrelevant to attacks, or refused by name."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class ConfigKeys(NamedTuple):
       fixed: keys with the only values that our network has; the first is the default.
       fields: keys that are fields of the network's spec: the field, and the default.
       honoured: other keys that the spec follows from, with their defaults.
-      ignored: keys that change nothing here; if there are none, all others.
+      ignored: keys that change nothing here; if none are listed, all other keys are.
       reasons: what a key's other values would mean, for the error.
     """
 

@@ -179,7 +179,7 @@ CLIP = ConfigKeys(
 
 
 def describe_defaults(config: JsonObject, keys: ConfigKeys) -> list[str]:
-    """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
+    """Return a line on what a config leaves to the code that reads it, in a list; an empty list if nothing."""
     values = [f"{key}={value!r}" for key, value in keys.defaults().items() if key not in config]
     return [f"architecture: diffusers' defaults, where config.json does not say: {', '.join(values)}"] if values else []
 
@@ -197,7 +197,7 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
 
     Args:
       config: what it is.
-      learned_sigma: whether the scheduler expects a variance from the network; None: as many channels as it has.
+      learned_sigma: whether the scheduler expects a variance from the network; None if the channels decide.
     """
     fields, given = read_keys(config, UNET)
     channels = _channels(given)
@@ -213,7 +213,7 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
 
 
 def _unet_fields(given: JsonObject, attention: str) -> JsonObject:
-    """The fields of either U-Net that follow from more than one key; `attention` begins the names of its blocks."""
+    """Return fields of either U-Net that follow from more than one key; `attention` begins the names of its blocks."""
     channels, width = _channels(given), given["time_embedding_dim"]
     return {
         "time_channels": 4 * channels[0] if width is None else width,
@@ -263,7 +263,7 @@ def _check_channels(given: JsonObject) -> None:
 
 
 def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int, ...]:
-    """The levels, from the full resolution down, whose blocks have attention; `attention` is what these are called."""
+    """Return the levels, from the full resolution down, whose blocks have attention, whose type is `attention`."""
     plain = {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}[key]
     block_types = _list(given, key, len(given["block_out_channels"]))
     for one in block_types:
@@ -274,7 +274,7 @@ def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int,
 
 
 def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
-    """The spec of an AutoencoderKL's config."""
+    """Return the spec of an AutoencoderKL's config."""
     fields, given = read_keys(config, AUTOENCODER)
     channels = _list(given, "block_out_channels")
     for key, block in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
@@ -288,7 +288,7 @@ def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
 
 
 def parse_dit(config: JsonObject) -> DitSpec:
-    """The spec of a DiTTransformer2DModel's config."""
+    """Return the spec of a DiTTransformer2DModel's config."""
     fields, given = read_keys(config, DIT)
     for key in ("num_attention_heads", "attention_head_dim", "in_channels"):
         check_integer(given[key], 1, MAX_CHANNELS, key)
@@ -301,7 +301,7 @@ def parse_dit(config: JsonObject) -> DitSpec:
 
 
 def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
-    """The spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
+    """Return the spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
     return ClipTextSpec(**read_keys(config, CLIP).fields)
 
 
