@@ -7,9 +7,9 @@
     FOLDER/ideal_gap.json             of `experiments.figures --model`
     fresh_models/*.json               WORKDIR/fresh/fresh.json of `experiments.fresh_models`, one for each model
 
-What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md, which also
-has what was found on fresh models. Nothing on these pages comes from anywhere else. `experiments/templates` has their
-words.
+What lies in docs/results/FOLDER is reported in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md, which
+also has what was found on fresh models. Nothing on these pages comes from anywhere else. Their prose is in
+`experiments/templates`.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class DrawnFile(NamedTuple):
     numbers: object
 
     def values(self, page: pathlib.Path) -> dict[str, object]:
-        """What the templates of a page use of it."""
+        """Return what the templates of a page use of it."""
         picture = self.file.with_suffix(".png").resolve().relative_to(page.resolve().parent).as_posix()
         return {"numbers": self.numbers, "picture": picture, **DRAWINGS[self.name].values(self.numbers)}
 

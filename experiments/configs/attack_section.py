@@ -53,8 +53,8 @@ def attack_section() -> ConfigDict:
     attack.test_size = placeholder(int)
     attack.names = ()  # all
     attack.profile = "paper"  # whose grids: "paper" or "quick"
-    # Queries per image: for each number the largest tier of each attack that costs at most so many; all tiers if empty.
-    # Attacks of fixed cost run whatever it is.
+    # Queries per image: for each number the largest tier of each attack that costs no more; all tiers if empty.
+    # Attacks of fixed cost always run.
     attack.budgets = ()
     # Instead of the profile's values, by attack: {"all": {"t": (30, 70)}, "secmi": {"t": (80,), "k": (15,)}}.
     # An attack's own entry is used instead of the one for "all".
