@@ -169,7 +169,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     groups = looked[0][1] if looked else None
     stages.begin(directory, jobs, halves, seed, groups=groups)
     on_first_process(record)
-    # That the model is no denoiser is only recorded: the networks of :smoke are random.
+    # That the model is not a denoiser is only recorded: the networks of :smoke are random.
     stages.run(
         directory,
         denoiser,

@@ -85,7 +85,7 @@ def find_near_copies(
 
     A pair is proposed if its coarse likeness is at least 0.75; where more than 25 pairs per picture would be (and more
     than a million), as among pictures that all show the same thing, only the most alike are. A proposed pair is one of
-    copies if its high-pass correlation r reaches min_correlation and is no accident, artanh r >= 4.5/sqrt(details - 3)
+    copies if its high-pass correlation r reaches min_correlation and is not chance, artanh r >= 4.5/sqrt(details - 3)
     with the details of the picture that has fewer, which must be more than 3. Or if the colours of the thumbnails
     differ by a root mean square of at most max_rms, on 0..255 (less for pictures smaller than the thumbnails), and the
     coarse likeness is at least 0.9.

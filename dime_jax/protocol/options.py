@@ -31,7 +31,7 @@ class Profile(NamedTuple):
 
     calibration_size: int | None
     test_size: int | None
-    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs at most so many
+    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs no more
     every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
 

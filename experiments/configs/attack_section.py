@@ -25,7 +25,7 @@ def data_section(source: str) -> ConfigDict:
     data.split_file = ""  # for "file": SecMI's or dime-mia's .npz
     data.split_size = placeholder(int)  # members, and as many held-out images; images per class for "per_class"
     data.split_seed = 0
-    # Of the split's members, and of its held-out images, only so many, drawn with split_seed: for small studies.
+    # The most members, and held-out images, of the split to use, drawn with split_seed: for small studies.
     data.max_members = placeholder(int)
     data.max_heldout = placeholder(int)
     # Without the images of a study whose max_members and max_heldout are `reserved`: the `part`-th draw of the others,
