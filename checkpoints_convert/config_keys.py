@@ -38,7 +38,7 @@ class ConfigKeys(NamedTuple):
 def check_class(name: object, expected: tuple[str, ...]) -> None:
     """Require the class that a config is for to be among those expected."""
     if name not in expected:
-        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: expected {' or '.join(expected)}")
+        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: must be {' or '.join(expected)}")
 
 
 def refuse_code(config: JsonObject) -> None:
@@ -73,7 +73,7 @@ def read_keys(config: JsonObject, keys: ConfigKeys) -> KeyValues:
             if key in keys.reasons:
                 raise ValueError(f"not supported, because {keys.reasons[key]} ({key}={str(config[key])[:60]})")
             expected = " or ".join(map(repr, values))
-            raise ValueError(f"cannot honour {key}={repr(config[key])[:60]}: expected {expected}")
+            raise ValueError(f"cannot honour {key}={repr(config[key])[:60]}: must be {expected}")
     if keys.ignored:
         refuse_unknown(config, {*keys.fixed, *keys.defaults(), *keys.ignored})
     given = {key: config.get(key, default) for key, default in keys.defaults().items()}

@@ -125,7 +125,7 @@ def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNe
     if missing:
         raise ValueError(f"missing model flags: {', '.join(missing)}")
     if given["num_heads_upsample"] not in (-1, given["num_heads"]) and given["num_head_channels"] == -1:
-        raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: expected num_heads or -1")
+        raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: must be num_heads or -1")
     check_integer(given["model_channels"], 1, MAX_CHANNELS, "model_channels")
     check_integer(given["image_size"], 1, MAX_IMAGE_SIZE, "image_size")
     for key in ("channel_mult", "attention_resolutions"):
@@ -158,7 +158,7 @@ def _learned_sigma(given: JsonObject) -> bool:
         return given["learn_sigma"]
     learned = given["out_channels"] == 2 * given["in_channels"]
     if not learned and given["out_channels"] != given["in_channels"]:
-        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected in_channels or twice that")
+        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: must be in_channels or twice that")
     if given["learn_sigma"] not in (None, learned):
         raise ValueError(f"learn_sigma={given['learn_sigma']} contradicts out_channels={given['out_channels']}")
     return learned
