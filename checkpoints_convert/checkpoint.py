@@ -14,8 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from checkpoints_convert import lora, mapping
-from checkpoints_convert.lora import Lora
+from checkpoints_convert import mapping
 from checkpoints_convert.mapping import Entry, Naming, StateDict
 from checkpoints_convert.options import ConversionOptions
 from checkpoints_convert.weights_file import ChosenWeights, about
@@ -47,12 +46,11 @@ class Part(Generic[SpecT]):
     """One network of a checkpoint. Its tensors are read when they are asked for.
 
     Attributes:
-      name: in LoRA files and for people: "unet", "transformer", "vae" or "text_encoder".
+      name: for people: "unet", "transformer", "vae" or "text_encoder".
       spec: the network.
       file: its weights file, or the index of its shards.
       read: returns its tensors by name, as views on the file.
       naming: what tensors of these names call its modules.
-      loras: to merge.
     """
 
     name: str
@@ -60,15 +58,6 @@ class Part(Generic[SpecT]):
     file: Path
     read: Callable[[], StateDict]
     naming: Callable[[StateDict], Naming]
-    loras: tuple[Lora, ...] = ()
-
-    def state(self) -> StateDict:
-        """Return the tensors by the file's names, with LoRAs merged; views on the file where nothing is."""
-        state = self.read()
-        for one in self.loras:
-            with about(one.path):
-                state = lora.merge(state, one.updates, self.name)
-        return state
 
     def name_table(self, state: StateDict) -> list[Entry]:
         """Return the variable that each tensor of the state becomes."""
@@ -79,7 +68,7 @@ class Part(Generic[SpecT]):
 
         A network far larger than what the file holds is refused before memory is allocated for it.
         """
-        state = self.state()
+        state = self.read()
         with about(self.file):
             needed = models.count_values(models.param_shapes(self.spec))
             held = sum(tensor.size for tensor in state.values())
@@ -100,7 +89,6 @@ class Checkpoint:
       weights: "ema", "raw" or "only" (the file has no others).
       setting: the name of a published network, where it is one.
       tokenizer_files: of the tokenizer, if captions condition the model.
-      loras: merged into the networks.
       dialect: whose names its tensors have.
     """
 
@@ -111,7 +99,6 @@ class Checkpoint:
     weights: str = "only"
     setting: str | None = None
     tokenizer_files: tuple[Path, ...] = ()
-    loras: tuple[Lora, ...] = ()
     dialect: str = "diffusers"
 
     @property
@@ -126,24 +113,17 @@ class Checkpoint:
 
     def variables(self) -> PyTree:
         """Return the variables of the one network, or of each under its name."""
-        for one in self.loras:
-            unknown = [update for update in one.updates if update.part not in {p.name for p in self.parts.values()}]
-            if unknown:
-                key, part = unknown[0].key, unknown[0].part
-                raise ValueError(f"{one.file}: unknown LoRA tensor {key}: {self.source} has no {part}")
         variables = {name: part.variables() for name, part in self.parts.items()}
         return variables if len(variables) > 1 else variables["denoiser"]
 
     def provenance(self) -> JsonObject:
         """Return where the model comes from, as a model directory records it."""
-        loras = [{"file": one.path.name, "scale": one.scale, "sha256": one.fingerprint} for one in self.loras]
         return {
             "source": self.file.name,
             "dialect": self.dialect,
             "setting": self.setting,
             "weights": self.weights,
             "facts": list(self.facts),
-            **({"loras": loras} if loras else {}),
         }
 
 

@@ -6,9 +6,8 @@ A new family of files is a module with its `DIALECT`, and an entry in `DIALECTS`
 import dataclasses
 from pathlib import Path
 
-from checkpoints_convert import ddim, diffusers, dit, guided, lora, secmi, weights_file
+from checkpoints_convert import ddim, diffusers, dit, guided, secmi, weights_file
 from checkpoints_convert.checkpoint import Checkpoint, Dialect, check_options
-from checkpoints_convert.lora import Lora
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.options import NO_OPTIONS, ConversionOptions
 from checkpoints_convert.unsupported import refuse_unsupported
@@ -18,13 +17,12 @@ CONVERTER_VERSION = 2
 DIALECTS = {module.DIALECT.name: module.DIALECT for module in (secmi, ddim, diffusers, guided, dit)}
 
 
-def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: tuple[Lora, ...] = ()) -> Checkpoint:
+def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS) -> Checkpoint:
     """Read the structure of a checkpoint file or a diffusers folder; its tensors are read when they are asked for.
 
     Args:
       path: of the file or folder.
       options: what the checkpoint does not say itself.
-      loras: to merge into its networks, in this order.
 
     Raises:
       ValueError: in one line, for anything that cannot be converted faithfully.
@@ -36,10 +34,8 @@ def open_checkpoint(path: Path, options: ConversionOptions = NO_OPTIONS, loras: 
         checkpoint = _open_file(path, options)
     else:
         raise ValueError(f"no file or folder {path}")
-    if checkpoint.spec.autoencoder is not None:
-        return _with_loras(checkpoint, loras)
-    if loras or options.autoencoder is not None:
-        raise ValueError(f"--{'lora' if loras else 'autoencoder'} applies only to latent models; {path} is not one")
+    if checkpoint.spec.autoencoder is None and options.autoencoder is not None:
+        raise ValueError(f"--autoencoder applies only to latent models; {path} is not one")
     return checkpoint
 
 
@@ -65,10 +61,3 @@ def _recognise(state: StateDict) -> Dialect:
         names = ", ".join(sorted(state)[:3])
         raise ValueError(f"unknown network: its tensors must be named as in {', '.join(DIALECTS)}, got {names}, …")
     return best
-
-
-def _with_loras(checkpoint: Checkpoint, loras: tuple[Lora, ...]) -> Checkpoint:
-    changed = {name: part for name, part in checkpoint.parts.items() if part.name in lora.PARTS}
-    parts = {**checkpoint.parts, **{name: dataclasses.replace(part, loras=loras) for name, part in changed.items()}}
-    lines = tuple(f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras)
-    return dataclasses.replace(checkpoint, parts=parts, loras=loras, facts=checkpoint.facts + lines)

@@ -1,4 +1,4 @@
-"""LoRA files, merged into the weights they were trained for: W + scale * (alpha / rank) * up @ down.
+"""LoRA files for latent models: updates W + scale * (alpha / rank) * up @ down of their layers.
 
 Spellings, for a layer M of the U-Net or the text encoder:
 
@@ -13,12 +13,11 @@ Every tensor is used exactly once, or the file is refused with the name of the f
 
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +29,11 @@ from checkpoints_convert import weights_file
 from checkpoints_convert.mapping import StateDict
 from checkpoints_convert.torch_pickle import CheckpointError
 from checkpoints_convert.weights_file import about
-from dime_jax._util.files import file_digests, read_json, unique
+from dime_jax._util.files import read_json, unique
 from dime_jax._util.text import shorten
 from dime_jax._util.typing import JsonObject
-from dime_jax.models.checks import check_number
+from dime_jax.models import low_rank
+from dime_jax.models.checks import MAX_CHANNELS, check_number
 
 UNET, TEXT = "unet", "text_encoder"
 PARTS = (UNET, TEXT)
@@ -83,39 +83,32 @@ _CONFIG_FIXED: dict[str, tuple[object, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """A LoRA file to merge.
+    """An adapter file to merge.
 
     Attributes:
       file: safetensors or PyTorch; a folder stands for the one file of either kind in it.
       scale: how strongly to apply it; 1 is what it was trained at.
+      path: the file itself.
     """
 
     file: str | os.PathLike[str]
     scale: float = 1.0
+    path: Path = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         check_number(self.scale, -100, 100, "LoRA scale")
+        object.__setattr__(self, "path", _weights_file(Path(self.file)))
 
     @functools.cached_property
-    def path(self) -> Path:
-        """The file itself: where a folder is given, the only weights file in it."""
-        path = Path(self.file)
-        if path.is_file():
-            return path
-        files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
-        if not path.exists():
-            raise CheckpointError(f"no file or folder {path}")
-        if len(files) != 1:
-            found = ", ".join(file.name for file in files[:5]) or "none"
-            raise CheckpointError(f"{path} must be a LoRA file, or a folder with one weights file in it, found {found}")
-        return files[0]
+    def state(self) -> StateDict:
+        """The tensors in the file by name, as views on it.
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 over the file, its settings and the scale: changes with anything that changes the merged weights."""
-        config = self.path.parent / "adapter_config.json"
-        contents = [digest for one in (self.path, config) if one.is_file() for digest in file_digests(one).values()]
-        return hashlib.sha256(json.dumps([contents, float(self.scale)]).encode()).hexdigest()
+        Raises:
+          ValueError: in one line, for a file that holds anything else.
+        """
+        contents = weights_file.read(self.path)
+        with about(self.path):
+            return _flat(contents)
 
     @functools.cached_property
     def updates(self) -> list["Update"]:
@@ -124,11 +117,23 @@ class Lora:
         Raises:
           ValueError: in one line, for a tensor that is not part of a complete pair, and for other methods than LoRA.
         """
-        contents = weights_file.read(self.path)
+        state = self.state
         with about(self.path):
-            state = _flat(contents)
             _refuse_other_methods(state)
             return list(_updates(state, _adapter_configs(self.path), self.scale))
+
+
+def _weights_file(path: Path) -> Path:
+    """The file itself: where a folder is given, the only weights file in it."""
+    if path.is_file():
+        return path
+    files = [file for suffix in (".safetensors", ".bin", ".pt") for file in sorted(path.glob(f"*{suffix}"))]
+    if not path.exists():
+        raise CheckpointError(f"no file or folder {path}")
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files[:5]) or "none"
+        raise CheckpointError(f"{path} must be a LoRA file, or a folder with one weights file in it, found {found}")
+    return files[0]
 
 
 class Update(NamedTuple):
@@ -215,10 +220,11 @@ def _newer_name(module: str, is_text: bool) -> str:
 
 def _rank(down: np.ndarray, up: np.ndarray, key: str) -> int:
     rank = down.shape[0] if down.ndim else 0
-    fits = down.ndim in (2, 4) and up.ndim in (2, 4) and rank > 0 and up.shape[1] == rank
+    fits = down.ndim in (2, 4) and up.ndim in (2, 4) and 0 < rank <= MAX_CHANNELS and up.shape[1] == rank
     if not fits or (up.ndim == 4 and up.shape[2:] != (1, 1)):
         shapes = f"{list(up.shape)} and {list(down.shape)}"
-        raise ValueError(f"factors at {shorten(key)} must be [out, rank] and [rank, in], got {shapes}")
+        ranks = f"with a rank of at most {MAX_CHANNELS}"
+        raise ValueError(f"factors at {shorten(key)} must be [out, rank] and [rank, in] {ranks}, got {shapes}")
     return rank
 
 
@@ -238,7 +244,7 @@ def _configured_alpha(config: JsonObject, module: str, rank: int) -> float:
 
 def _adapter_configs(file: Path) -> Mapping[str, JsonObject]:
     """Return peft's settings for each part; empty where there are none."""
-    stored, beside = _stored_config(file), file.parent / "adapter_config.json"
+    stored, beside = stored_settings(file, "lora_adapter_metadata"), file.parent / "adapter_config.json"
     if stored is None:
         configs = dict.fromkeys(PARTS, read_json(beside) if beside.is_file() else {})
     else:
@@ -248,12 +254,12 @@ def _adapter_configs(file: Path) -> Mapping[str, JsonObject]:
     return configs
 
 
-def _stored_config(file: Path) -> JsonObject | None:
-    """The settings that diffusers keeps in a safetensors file's metadata, as one JSON text."""
+def stored_settings(file: Path, name: str) -> JsonObject | None:
+    """Return the settings in a safetensors file's metadata, of which diffusers keeps one JSON text; None if none."""
     if not weights_file.is_safetensors(file):
         return None
     with safetensors.safe_open(file, framework="numpy") as opened:
-        text = (opened.metadata() or {}).get("lora_adapter_metadata")
+        text = (opened.metadata() or {}).get(name)
     if text is None:
         return None
     try:
@@ -261,7 +267,7 @@ def _stored_config(file: Path) -> JsonObject | None:
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise ValueError("lora_adapter_metadata must be a small JSON object")
+        raise ValueError(f"{name} must be a small JSON object")
     return config
 
 
@@ -283,33 +289,34 @@ def _check_config(config: JsonObject) -> None:
         check_number(alpha, -1e6, 1e6, "lora_alpha")
 
 
-def merge(state: StateDict, updates: list[Update], part: str) -> StateDict:
-    """The tensors of one part with the updates of that part added, those that change in float32.
+def find_layer(update: Update, names: Mapping[str, str]) -> str:
+    """Return the name of the weight that an update is for.
 
     Args:
-      state: tensors by the names of diffusers or transformers (with or without `text_model.`).
-      updates: of a `Lora`; those of other parts are left out.
+      update: of a `Lora`.
+      names: from `layer_names`, of its part.
+
+    Raises:
+      ValueError: naming the update, if there is none.
+    """
+    name = names.get(update.module.removeprefix(_TEXT_PREFIX).removeprefix("text_model_"))
+    if name is None:
+        raise ValueError(f"unknown LoRA tensor {shorten(update.key)}: the {update.part} has no such layer")
+    return name
+
+
+def layer_names(tensors: Iterable[str], part: str) -> dict[str, str]:
+    """Return the weight of each layer, by the layer's name with dots and with underscores.
+
+    Args:
+      tensors: by the names of diffusers or transformers (with or without `text_model.`).
       part: "unet" or "text_encoder".
 
     Raises:
-      ValueError: naming the first update that has no weight here, or the wrong shape for it.
+      ValueError: naming two layers that have the same name in a LoRA file.
     """
-    names = _weight_names(state, part)
-    merged = dict(state)
-    for update in updates:
-        if update.part != part:
-            continue
-        name = names.get(update.module.removeprefix(_TEXT_PREFIX).removeprefix("text_model_"))
-        if name is None:
-            raise ValueError(f"unknown LoRA tensor {shorten(update.key)}: the {part} has no such layer")
-        merged[name] = _merged(merged[name], update)
-    return merged
-
-
-def _weight_names(state: StateDict, part: str) -> dict[str, str]:
-    """The weight of each layer, by the layer's name with dots and with underscores."""
     names: dict[str, str] = {}
-    for name in state:
+    for name in tensors:
         module = name.removesuffix(".weight").removeprefix(_TEXT_PREFIX if part == TEXT else "")
         if not name.endswith(".weight"):
             continue
@@ -319,12 +326,18 @@ def _weight_names(state: StateDict, part: str) -> dict[str, str]:
     return names
 
 
-def _merged(weight: np.ndarray, update: Update) -> np.ndarray:
+def merge(weight: np.ndarray, update: Update) -> np.ndarray:
+    """Return a weight, [out, in] or [out, in, height, width], with an update added, in float32.
+
+    Raises:
+      ValueError: naming the update, if it is for another shape.
+    """
     down, up = np.asarray(update.down, np.float32), np.asarray(update.up, np.float32)
     rank = down.shape[0]
     shape = (up.shape[0], *down.shape[1:])
     is_matrix = weight.ndim == 2 and shape[2:] == (1, 1)
     if shape != weight.shape and not (is_matrix and shape[:2] == weight.shape):
         raise ValueError(f"{shorten(update.key)} must update a weight of shape {list(shape)}, got {list(weight.shape)}")
-    delta = (up.reshape(-1, rank) @ down.reshape(rank, -1)).reshape(weight.shape)
-    return np.asarray(weight, np.float32) + np.float32(update.factor) * delta
+    factors = low_rank.Factors(np.moveaxis(down.reshape(rank, *weight.shape[1:]), 0, -1), up.reshape(-1, rank).T)
+    kernel = np.moveaxis(np.asarray(weight, np.float32), 0, -1)
+    return np.moveaxis(np.asarray(low_rank.merge_kernel(kernel, factors, update.factor)), -1, 0)

@@ -118,7 +118,7 @@ def to_variables(
     problems = _structure_problems(state, table)
     variables: dict[tuple[str, ...], np.ndarray] = {}
     for entry in track(table) if not problems else []:
-        array = _to_ours(state[entry.tensor], entry.layout)
+        array = to_ours(state[entry.tensor], entry.layout)
         bad = array.size - np.count_nonzero(np.isfinite(array))
         if bad:
             problems.append(f"{entry.tensor}: {bad} of {array.size} values NaN or infinite")
@@ -140,7 +140,7 @@ def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
     return sorted(problems)
 
 
-def _to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
+def to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
     """Copy a tensor to float32 in our layout. Pages of a mapped file that the copy read into memory are released."""
     if layout.axes is not None:
         tensor = tensor.reshape(tensor.shape[: tensor.ndim - layout.ones]).transpose(layout.axes)
@@ -162,11 +162,15 @@ def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray
     """Return the checkpoint's tensors by name: the inverse of `to_variables`."""
     state, arrays = {}, traverse_util.flatten_dict(variables)
     for entry in table:
-        array = np.asarray(arrays[entry.path])
-        if entry.layout.axes is not None:
-            array = array.transpose(np.argsort(entry.layout.axes))
-        state[entry.tensor] = np.ascontiguousarray(array.reshape(entry.tensor_shape))
+        state[entry.tensor] = np.ascontiguousarray(to_theirs(np.asarray(arrays[entry.path]), entry.layout))
     return state
+
+
+def to_theirs(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return a view of a variable in the file's layout."""
+    if layout.axes is None:
+        return array
+    return array.transpose(np.argsort(layout.axes)).reshape(tensor_shape(array.shape, layout))
 
 
 def trunk_names(

@@ -176,8 +176,7 @@ def _convert(args: argparse.Namespace) -> int:
     from dime_jax.loading.conversion import convert
     from dime_jax.loading.model_directory import describe
 
-    options, loras = read_options(args, ConversionOptions), read_options(args, UseOptions).loras()
-    print(describe(convert(args.source, args.output, options, loras)))
+    print(describe(convert(args.source, args.output, read_options(args, ConversionOptions))))
     return DONE
 
 
@@ -399,7 +398,6 @@ def _add_convert(commands: _Commands) -> None:
     output = "the model directory to write; it must not exist yet"
     convert.add_argument("--output", required=True, metavar="DIR", help=output)
     add_options(convert, ConversionOptions)
-    add_options(convert, UseOptions, ["lora", "lora_scale"])
 
 
 def _add_models(commands: _Commands) -> None:

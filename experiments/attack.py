@@ -40,7 +40,7 @@ from experiments.study_data import Study, generated_directory, open_study
 
 CONFIG_FILE = "config.json"
 SOURCES = ("data.source", "data.heldout")
-FILES = ("data.split_file", "attack.checkpoint", "attack.model_flags", "attack.model")
+FILES = ("data.split_file", "attack.checkpoint", "attack.model_flags", "attack.model", "attack.reference")
 
 
 def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoiser:
@@ -65,6 +65,18 @@ def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoi
         on_first_process(lambda: check_trained(config, model, study))
     else:
         model = attack.model
+    return _open(model, workdir, options)
+
+
+def load_reference(config: ConfigDict, workdir: pathlib.Path, model: Denoiser) -> Denoiser | None:
+    """The second model that `config.attack.reference` names, if any; a checkpoint is opened at the model's size."""
+    named = config.attack.reference
+    if not named:
+        return None
+    return _open(named, workdir, {"image_size": model.image_shape[0]} if opening.is_converted(named) else {})
+
+
+def _open(model: str | pathlib.Path, workdir: pathlib.Path, options: JsonObject) -> Denoiser:
     if jax.process_count() > 1:  # one of them converts what has to be converted
         on_first_process(lambda: opening.open_model(model, cache=workdir, **options))
     return together(lambda: opening.open_model(model, cache=workdir, **options)).denoiser
@@ -145,6 +157,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     study = open_study(config, workdir)
     jobs = jobs_of(attack)
     denoiser = load_model(config, workdir, study)
+    reference = load_reference(config, workdir, denoiser)
     if attack.transform:
         transform = data.get_transform(attack.transform, denoiser.image_shape)
     else:  # the source's own
@@ -167,7 +180,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
     on_first_process(look)
     groups = looked[0][1] if looked else None
-    stages.begin(directory, jobs, halves, seed, groups=groups)
+    stages.begin(directory, jobs, halves, seed, groups=groups, reference=reference)
     on_first_process(record)
     # That the model is not a denoiser is only recorded: the networks of :smoke are random.
     stages.run(
@@ -176,6 +189,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
         study.source,
         halves,
         jobs,
+        reference=reference,
         heldout=study.split.heldout,
         seed=seed,
         transform=transform,

@@ -34,7 +34,7 @@ from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, row_label, r
 from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Noisy, check_draws, images, norm
 from dime_jax.attacks.dime import FAMILY, Probe
 from dime_jax.attacks.level import planes
-from dime_jax.attacks.rules import Agreement, EqualFactors, Terms
+from dime_jax.attacks.rules import Agreement, Either, Terms
 from dime_jax.core.denoiser import BESIDE, OWN, PRECISION, EpsFn
 from dime_jax.core.draws import Draw
 from dime_jax.core.schedule import NoiseSchedule, per_image
@@ -244,7 +244,7 @@ ATTACKS = (
         grids={profile: [_USUAL] for profile in ("paper", "quick", "light")},
         recipe=beside_recipe,
         signs=(1, 1),
-        rule=EqualFactors(covariates=((), ())),
+        rule=Either(covariates=((), ())),
         family=FAMILY,
         conditions=(OWN, BESIDE),
     ),

@@ -19,6 +19,8 @@ from dime_jax.data.pairs import Pair
 Terms: TypeAlias = jax.Array | np.ndarray
 TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
 
+_SHIFT = 2.0  # standard deviations by which `Either` expects a member's reading to be lower
+
 
 class TermStats(NamedTuple):
     """Mean and standard deviation of each term over calibration images."""
@@ -57,6 +59,10 @@ class Rule:
     def mix(self, residuals: np.ndarray) -> np.ndarray:
         """Return the weights [c] of residuals [c, n], without labels and whatever the order of the images."""
         return np.ones(len(residuals))
+
+    def join(self, residuals: np.ndarray) -> np.ndarray:
+        """Return one score [n] of weighed residuals [c, n]: their sum."""
+        return residuals.sum(axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,35 +125,40 @@ class Agreement(Rule):
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
         """Return ρ³/2, ρ³/2 and (1 - ρ)³, each over its residuals' standard deviation; 0 if they do not vary."""
-        deviations = np.sqrt(np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1))
+        deviations = _deviations(residuals)
         shares = np.array(_shares(agreement(residuals)))
         return np.divide(shares, deviations, out=np.zeros(3), where=deviations > 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class EqualFactors(Rule):
-    """Logarithms of several readings, each weighed by the precision of what is left of it.
+class Either(Rule):
+    """Several readings, of which any one may show a member.
 
-    If training lowers every reading by the same factor, and what is left is noise on its own, then Σ_i r_i / Var r_i
-    tells members best. No label is used, and the order of the images does not matter, to the bit.
+    score = -log mean_i exp(-δ r_i)/δ, where r are the terms in standard deviations, or what is left of them once
+    something is taken out (`mix`). If training lowers one reading by δ standard deviations, and nothing says which one,
+    no other score tells members from normal noise better. No label is used, and the order of the images does not
+    matter, to the bit.
 
     Attributes:
       covariates: as in `Rule`.
     """
 
     covariates: tuple[tuple[int, ...], ...] = ()
+    standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """Return the weights of the terms as they are."""
+        """Return equal weights of the terms as they are, which are added."""
         del schedule, setting
-        return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
+        return [Weights((1.0,) * len(terms.member), {})]
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
-        """Return 1 / Var r_i; 0 for one that does not vary."""
-        if not residuals.shape[1]:
-            return np.ones(len(residuals))
-        variances = np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1)
-        return np.divide(1.0, variances, out=np.zeros(len(variances)), where=variances > 0)
+        """Return one over the residuals' standard deviations; 0 if they do not vary."""
+        deviations = _deviations(residuals)
+        return np.divide(1.0, deviations, out=np.zeros(len(residuals)), where=deviations > 0)
+
+    def join(self, residuals: np.ndarray) -> np.ndarray:
+        """Return -log mean exp(-δ r)/δ over the rows."""
+        return (np.log(len(residuals)) - np.logaddexp.reduce(-_SHIFT * residuals, axis=0)) / _SHIFT
 
 
 def agreement(rows: np.ndarray) -> float:
@@ -166,9 +177,17 @@ def _shares(rho: float) -> tuple[float, float, float]:
     return rho**3 / 2, rho**3 / 2, (1 - rho) ** 3
 
 
+def _deviations(rows: np.ndarray) -> np.ndarray:
+    """The standard deviation of each row [c, n]; 0 if it is rounding, 1 without images."""
+    if not rows.shape[1]:
+        return np.ones(len(rows))
+    deviations = np.sqrt(np.sort(_centred(rows) ** 2, axis=1).mean(axis=1))
+    return np.where(deviations > 1e-12 * np.abs(rows).max(axis=1), deviations, 0.0)
+
+
 def _centred(rows: np.ndarray) -> np.ndarray:
-    """Subtract from each row [c, n] its mean, summed in sorted order."""
-    rows = np.asarray(rows, np.float64)
+    """Subtract from each row [c, n] its mean; the sum runs in sorted order, and along rows that are laid out alike."""
+    rows = np.ascontiguousarray(rows, np.float64)
     return rows - np.sort(rows, axis=1).mean(axis=1, keepdims=True)
 
 

@@ -70,7 +70,8 @@ class Denoiser:
     Attributes:
       apply: pure function of (params, x, t, condition) that returns the eps prediction of x's shape. `t` is an int32
         scalar or [B] array.
-      params: pytree of arrays, passed to `apply`, `encode` and `embed` as an argument so that nothing retraces.
+      params: pytree of arrays, passed to `apply`, `encode` and `embed` as an argument so that nothing retraces. Where
+        `reload` is given, which returns the same arrays again, they are freed by `release` and come back when needed.
       schedule: the noise schedule the model was trained with.
       image_shape: shape of one image in pixels, (H, W, C) or any other.
       shape: shape of one x in the model's own space; `image_shape` for models that do not encode.
@@ -106,8 +107,9 @@ class Denoiser:
         name: str = "denoiser",
         traceable: bool = True,
         requests: Requests | None = None,
+        reload: Callable[[], PyTree] | None = None,
     ):
-        self.apply, self.params, self.schedule, self.name = apply, params, schedule, name
+        self.apply, self._params, self.schedule, self.name = apply, params, schedule, name
         self.image_shape = tuple(image_shape)
         self.shape = self.image_shape if shape is None else tuple(shape)
         if encode is None and self.shape != self.image_shape:
@@ -117,11 +119,20 @@ class Denoiser:
         self.conditions = tuple(conditions)
         self.encode_fn, self.mask_fn, self._embed = encode, mask, embed
         self.fingerprint = fingerprint or _fingerprint_of_name(name)
-        self.traceable, self.requests, self.queries = traceable, requests, QueryCounter()
+        self.traceable, self.requests, self.queries, self._reload = traceable, requests, QueryCounter(), reload
         self._call = jax.jit(apply) if traceable else apply
+
+    @property
+    def params(self) -> PyTree:
+        """The weights, read again if they were released; hold them no longer than they are needed."""
+        if self._params is None and self._reload is not None:
+            self._params = self._reload()
+        return self._params
 
     def release(self) -> None:
         """Free the memory of the weights, if they can be read again when they are needed."""
+        if self._reload is not None:
+            self._params = None
 
     @property
     def known_by_name_only(self) -> bool:

@@ -50,11 +50,11 @@ class Difficulty:
     """What scores [n] follow from statistics [n, k + j] of pictures, as a fixed function; made by `fit_difficulty`.
 
     Attributes:
-      mean, std: of the first k statistics, by which they are standardised; std is infinite for those that do not vary.
-      missing: bool [k], the statistics that some image of the fit lacks, each of which has an indicator of its own.
-      location: coefficients of the expected score: of these, of the indicators, of the last j, and the constant.
-      scale: coefficients of the log of its typical deviation, which the last j do not explain; None if there were few
-        images.
+      mean, std: of the statistics, by which they are standardised; std is infinite for those that do not vary.
+      missing: bool [k], which of the first k some image of the fit lacks: each of those has an indicator of its own.
+      location: coefficients of the expected score: of the first k, of the indicators, of the last j, and the constant.
+      scale: coefficients of the log of its typical deviation, which the last j do not explain; None if there was
+        nothing to fit it to.
     """
 
     mean: tuple[float, ...]
@@ -75,10 +75,10 @@ class Difficulty:
 
     def _columns(self, statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the columns that are penalised, and those that are not."""
-        statistics, others = np.split(statistics, [len(self.mean)], axis=1)
-        standardised = np.clip((statistics - np.array(self.mean)) / np.array(self.std), -_FARTHEST, _FARTHEST)
-        lacking = np.isnan(statistics)
-        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, np.array(self.missing, bool)]]), others
+        standardised, k = (statistics - np.array(self.mean)) / np.array(self.std), len(self.missing)
+        known, lacking = np.clip(standardised[:, :k], -_FARTHEST, _FARTHEST), np.isnan(statistics[:, :k])
+        indicators = lacking[:, np.array(self.missing, bool)]
+        return np.hstack([np.where(lacking, 0.0, known), indicators]), standardised[:, k:]
 
 
 def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
@@ -105,7 +105,7 @@ class Way(enum.StrEnum):
 
 
 class Adjustment(NamedTuple):
-    """c scores of each image minus what is taken out of them, weighed and added: a fixed function of an image.
+    """c scores of each image minus what is taken out of them, weighed: a fixed function of an image.
 
     Attributes:
       fits: of each score.
@@ -120,9 +120,9 @@ class Adjustment(NamedTuple):
     way: Way = Way.ADJUSTED
 
     def __call__(self, scores: np.ndarray, statistics: np.ndarray) -> np.ndarray:
-        """Return one number [n] from scores [c, n] and statistics [c, n, k]; NaN where a score is."""
+        """Return the weighed residuals [c, n] of scores [c, n] and statistics [c, n, k]; NaN where a score is."""
         each = zip(self.weights, self.fits, scores, statistics, strict=True)
-        return np.sum([weight * fit(*of) for weight, fit, *of in each], axis=0)
+        return np.stack([weight * fit(*of) for weight, fit, *of in each])
 
     def expected(self, statistics: np.ndarray) -> np.ndarray:
         """Return the weighed scores [n] to expect from the pictures' statistics [c, n, k]."""
@@ -136,13 +136,14 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised
     Each penalty is the one with the least squared error when every image is predicted from the others, so that little
     is taken out where pictures explain nothing. Statistics are standardised and clipped over the images of the fit;
     those that vary by less than 1e-8 have no weight. A statistic that is NaN counts as the mean of the others, with an
-    indicator. The scale of the residuals is fitted, too, if there are `IMAGES_FOR_SCALE` images for each statistic:
-    a matter of numbers alone. The order of the images does not matter, to the bit.
+    indicator. The scale of the residuals is fitted, too, if there are `IMAGES_FOR_SCALE` images for each statistic, a
+    matter of numbers alone, and anything is left but rounding. The order of the images does not matter, to the bit.
 
     Args:
       scores: of the images.
       statistics: of their pictures; the last `unpenalised` of them are scores of the same queries by other models,
-        which are taken as they are, by least squares, and must be finite.
+        which are fitted by least squares, are not clipped, and must be finite. One that varies by less than 1e-8 of its
+        size has no weight.
       unpenalised: j.
     """
     scores = _checks.finite_scores(scores, "scores")
@@ -150,24 +151,27 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised
     validate.check_shape(statistics, (len(scores), None), "statistics")
     if np.any(np.isinf(statistics)):
         raise ValueError("statistics must be finite or NaN (missing), got an infinite one")
-    order = np.lexsort((*statistics.T, scores))
+    order, k = np.lexsort((*statistics.T, scores)), statistics.shape[1] - unpenalised
     scores, statistics = scores[order], statistics[order]
-    statistics, others = np.split(statistics, [statistics.shape[1] - unpenalised], axis=1)
-    validate.check_finite(others, "unpenalised statistics")
+    validate.check_at_least(k, 0, "the number of statistics that are penalised")
+    validate.check_finite(statistics[:, k:], "unpenalised statistics")
     known = np.isfinite(statistics)
-    counts = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, statistics, 0.0).sum(axis=0) / counts
+    counts, filled = np.maximum(known.sum(axis=0), 1), np.where(known, statistics, 0.0)
+    mean = filled.sum(axis=0) / counts
     std = np.sqrt((np.where(known, statistics - mean, 0.0) ** 2).sum(axis=0) / counts)
-    missing = ~known.all(axis=0)
-    std = np.where(std > 1e-8, std, np.inf)
+    size = np.where(np.arange(len(mean)) < k, 1.0, np.abs(filled).max(axis=0, initial=0.0))
+    std = np.where(std > 1e-8 * size, std, np.inf)
+    missing = ~known[:, :k].all(axis=0)
     fit = Difficulty(tuple(mean.tolist()), tuple(std.tolist()), tuple(missing.tolist()), (), None)
-    columns, _ = fit._columns(statistics)
+    columns, others = fit._columns(statistics)
     location, residuals = _ridge(columns, scores, others)
     fit = dataclasses.replace(fit, location=tuple(location.tolist()))
-    if not statistics.shape[1] or len(scores) < IMAGES_FOR_SCALE * statistics.shape[1]:
+    if not k or len(scores) < IMAGES_FOR_SCALE * k:
         return fit
     deviations = np.abs(residuals)
-    typical = float(np.median(deviations)) or 1.0
+    typical = float(np.median(deviations))
+    if typical <= _RESOLUTION * np.std(scores):  # what is left is rounding, and must not be blown up
+        return fit
     scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)), others[:, :0])
     return dataclasses.replace(fit, scale=tuple(scale.tolist()))
 
@@ -404,7 +408,7 @@ def _ridge(columns: np.ndarray, target: np.ndarray, others: np.ndarray) -> tuple
     """
     n, middle, centre = len(target), columns.mean(axis=0), target.mean()
     left, lengths, right = np.linalg.svd(others - others.mean(axis=0), full_matrices=False)
-    basis = left[:, lengths > 1e-10 * lengths.max(initial=1e-300)]
+    basis = left[:, lengths > 1e-8 * lengths.max(initial=1e-300)]
     columns, target = columns - middle, target - centre
     rest_of_columns, rest = columns - basis @ (basis.T @ columns), target - basis @ (basis.T @ target)
     energies, axes = np.linalg.eigh(rest_of_columns.T @ rest_of_columns)

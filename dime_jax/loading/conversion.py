@@ -1,4 +1,4 @@
-"""From a stranger's checkpoint to a model directory: the one module that calls `checkpoints_convert`.
+"""Strangers' files: checkpoints that become model directories, and adapters. The one module that calls their readers.
 
     CACHE/model-HASH/  a model directory that was converted, by the checkpoint's content, the options and the converter
 
@@ -21,16 +21,18 @@ from dime_jax._util.flags import changed, check_choices, documented, option
 
 if TYPE_CHECKING:
     from checkpoints_convert.lora import Lora
+    from dime_jax.loading.model_directory import StoredModel
     from dime_jax.models import ModelSpec
+    from dime_jax.models.low_rank import Factors
 
-LATENT = "latent models"
+LATENT = "LoRAs and latent models"
 LATENTS, HELD = ("mean", "sample"), ("float32", "bfloat16", "float16")
 
 
 @documented
 @dataclasses.dataclass(frozen=True)
 class UseOptions:
-    """How a latent model is used, however it was converted."""
+    """How a model is used, however it was converted; all but LoRAs are for latent models."""
 
     latent: str = option(
         "mean",
@@ -48,7 +50,7 @@ class UseOptions:
         "float32", "the type of the weights in memory; computations are in float32", LATENT, choices=HELD
     )
     lora: Sequence[str | os.PathLike[str]] = option(
-        (), "a LoRA to merge into a Stable Diffusion model; may be given more than once", LATENT, "FILE"
+        (), "a LoRA to merge when the model is opened; may be given more than once", LATENT, "FILE"
     )
     lora_scale: Sequence[float] = option(
         (), "the strength of the LoRA, one number for each --lora (default: 1)", LATENT, type=float
@@ -66,7 +68,7 @@ class UseOptions:
         return {name: ", ".join(map(str, values)) for name, values in changed(self).items()}
 
     def loras(self) -> tuple["Lora", ...]:
-        """Return the LoRAs to merge."""
+        """Return the LoRAs to merge; a file that is not there is a ValueError."""
         from checkpoints_convert.lora import Lora
 
         scales = self.lora_scale or (1.0,) * len(self.lora)
@@ -88,7 +90,6 @@ def convert(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     options: ConversionOptions = NO_OPTIONS,
-    loras: tuple["Lora", ...] = (),
     digests: Mapping[Path, str] | None = None,
     about_to_read: Callable[["ModelSpec"], object] = lambda spec: None,
 ) -> Path:
@@ -98,7 +99,6 @@ def convert(
       path: a checkpoint file or a diffusers folder.
       output: the model directory, which must not exist yet.
       options: what the checkpoint does not say itself.
-      loras: to merge into it.
       digests: `file_digests` of the path, if they are known.
       about_to_read: is called before the weights are read.
 
@@ -111,7 +111,7 @@ def convert(
     path, output = Path(path), Path(output)
     if output.exists() or output.is_symlink():
         raise ValueError(f"output {output} exists already; nothing was written")
-    checkpoint = converter.open_checkpoint(path, options, loras)
+    checkpoint = converter.open_checkpoint(path, options)
     about_to_read(checkpoint.spec)
     variables = checkpoint.variables()
     hashed = (digests or file_digests(checkpoint.file)).get(checkpoint.file) if checkpoint.file.is_file() else None
@@ -123,7 +123,6 @@ def convert_once(
     path: Path,
     cache: Path,
     options: ConversionOptions,
-    loras: tuple["Lora", ...],
     about_to_read: Callable[["ModelSpec"], object],
 ) -> tuple[Path, bool]:
     """Return the model directory of a checkpoint in a cache, and whether it was there before.
@@ -134,18 +133,49 @@ def convert_once(
       path: a checkpoint file or a diffusers folder.
       cache: where converted models are kept; made if it is not there.
       options: what the checkpoint does not say itself.
-      loras: to merge into it.
       about_to_read: is called before the weights are read.
     """
     from checkpoints_convert import convert as converter
 
     digests = file_digests(path)
     content = [[file.relative_to(path.parent).as_posix(), digest] for file, digest in digests.items()]
-    key = [content, options.identity(), [one.fingerprint for one in loras], converter.CONVERTER_VERSION]
+    key = [content, options.identity(), converter.CONVERTER_VERSION]
     directory = cache / f"model-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
     if directory.exists():
         return directory, True
     with locked(cache, "converted model", f".{directory.name}.lock", wait=True):
         if directory.exists():
             return directory, True
-        return convert(path, directory, options, loras, digests, about_to_read), False
+        return convert(path, directory, options, digests, about_to_read), False
+
+
+def with_adapters(model: "StoredModel", loras: Sequence["Lora"]) -> "StoredModel":
+    """Return a model with adapters merged, and the fingerprint of what it is then; its own variables are used up.
+
+    Raises:
+      ValueError: in one line, if one is damaged or not for this model.
+    """
+    from checkpoints_convert import adapters
+    from dime_jax.loading import model_directory
+
+    if not loras:
+        return model
+    adapters.merge(model.variables, model.spec, model.fingerprint, loras)
+    return model._replace(fingerprint=model_directory.fingerprint_of(model))
+
+
+def save_adapter(
+    file: str | os.PathLike[str], spec: "ModelSpec", adapter: Mapping[str, "Factors"], fingerprint: str
+) -> Path:
+    """Write an adapter as `--lora` takes it, completely or not at all; returns the file.
+
+    Args:
+      file: where, named .safetensors; one of the same content is left alone.
+      spec: of the model that it was trained on.
+      adapter: factors by the path of the kernel among the model's variables, see `models.low_rank`.
+      fingerprint: of that model.
+    """
+    from checkpoints_convert import adapters
+
+    adapters.save(Path(file), spec, adapter, fingerprint)
+    return Path(file)

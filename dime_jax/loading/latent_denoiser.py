@@ -30,9 +30,14 @@ _CACHE_BYTES = 2**30
 
 
 class LatentDenoiser(Denoiser):
-    """A latent model; see the module. `decode` shows what a latent is."""
+    """A latent model; see the module. `decode` shows what a latent is. `reload` reads the model's variables again."""
 
-    def __init__(self, model: StoredModel, options: UseOptions = NO_USE_OPTIONS):
+    def __init__(
+        self,
+        model: StoredModel,
+        options: UseOptions = NO_USE_OPTIONS,
+        reload: Callable[[], PyTree] | None = None,
+    ):
         spec = model.spec
         text = spec.text_encoder
         self._tokenizer = None if text is None else _open_tokenizer(model, text)
@@ -52,6 +57,7 @@ class LatentDenoiser(Denoiser):
             embed=None if text is None else self._embed_captions,
             fingerprint=_fingerprint(model.fingerprint, options),
             name=model.name,
+            reload=None if reload is None else lambda: _held(reload(), options.hold),
         )
 
     def describe_use(self) -> str:

@@ -191,6 +191,11 @@ def fingerprint(variables: PyTree, spec: models.ModelSpec, tokenizer: Mapping[st
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def fingerprint_of(model: StoredModel) -> str:
+    """Return the fingerprint of a model as it is."""
+    return fingerprint(model.variables, model.spec, _tokenizer_digests(model.tokenizer_files))
+
+
 def _tokenizer_digests(files: Sequence[Path]) -> dict[str, str]:
     for file in files:
         if file.stat().st_size > _MAX_TOKENIZER_BYTES:

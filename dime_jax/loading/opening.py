@@ -1,5 +1,6 @@
 """Opening whatever a user names as a model."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -10,10 +11,12 @@ from dime_jax import models
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
 from dime_jax._util.text import printable
+from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.loading import conversion, model_directory
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
 from dime_jax.loading.latent_denoiser import LatentDenoiser, describe_memory, describe_size
+from dime_jax.loading.model_directory import StoredModel, find_model
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions, is_address
 
 Say = Callable[[str], object]
@@ -84,14 +87,12 @@ def open_model(
     if is_hub_name(what):
         path, commit = conversion.fetch(str(what))
         name = str(what).partition("@")[0]
-        opened = _converted(path, f"{name} at commit {commit}", place, how, use, say)
-        return _as_named(opened, name, use)._replace(commit=commit)
+        return _converted(path, name, f"{name} at commit {commit}", place, how, use, say)._replace(commit=commit)
     path = Path(what)
     if not is_converted(what):
-        origin = "a model directory" if path.exists() else "shipped with dime_jax"
-        given = how.given() | {name: value for name, value in use.given().items() if name.startswith("lora")}
-        return _needs_no_conversion(_opened(model_directory.find_model(path), origin, use, say), given)
-    return _as_named(_converted(path, path.name, place, how, use, say), path.resolve().name, use)
+        origin, directory = "a model directory" if path.exists() else "shipped with dime_jax", find_model(path)
+        return _needs_no_conversion(_opened(directory, directory.name, origin, use, say), how.given())
+    return _converted(path, path.resolve().name, path.name, place, how, use, say)
 
 
 def is_converted(what: str | os.PathLike[str] | Denoiser) -> bool:
@@ -134,30 +135,29 @@ def load_denoiser(path: str | os.PathLike[str]) -> Denoiser:
     Raises:
       ValueError: in one line, if there is no such model, or it is foreign, incomplete or changed.
     """
-    return _load(model_directory.find_model(path), NO_USE_OPTIONS)
+    return _load(find_model(path), NO_USE_OPTIONS)
 
 
-def _converted(path: Path, name: str, cache: Path, how: ConversionOptions, use: UseOptions, say: Say) -> OpenedModel:
+def _converted(
+    path: Path, name: str, source: str, cache: Path, how: ConversionOptions, use: UseOptions, say: Say
+) -> OpenedModel:
     """The model of a checkpoint, converted now or before."""
-    say_memory = _say_memory(use, say)
-    directory, before = conversion.convert_once(path, cache, how, use.loras(), say_memory)
+    use.loras()  # one that is not there is found before anything is converted
+    directory, before = conversion.convert_once(path, cache, how, _say_memory(use, say))
     size = describe_size(sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()))
     say(f"the converted model is cached in {directory} ({size})")
-    origin = f"converted from {name}{' before' if before else ''}, cached in {directory.name}"
-    return _opened(directory, origin, use, say if before else lambda text: None)
+    origin = f"converted from {source}{' before' if before else ''}, cached in {directory.name}"
+    return _opened(directory, name, origin, use, say if before else lambda text: None)
 
 
-def _as_named(opened: OpenedModel, name: str, use: UseOptions) -> OpenedModel:
-    """The model under the name by which its user knows it, LoRAs included, and not that of where it is kept."""
-    opened.denoiser.name = " + ".join([name, *(Path(lora).name for lora in use.lora)])
-    return opened
-
-
-def _opened(directory: Path, origin: str, use: UseOptions, say: Say) -> OpenedModel:
+def _opened(directory: Path, name: str, origin: str, use: UseOptions, say: Say) -> OpenedModel:
+    """The model of a directory, under the name by which its user knows it."""
     _say_memory(use, say)(model_directory.read_spec(directory))
-    denoiser = _load(directory, use)
+    denoiser, loras = _load(directory, use), use.loras()
+    denoiser.name = " + ".join([name, *(Path(one.file).name for one in loras)])
     facts = model_directory.read_spec_file(directory)["metadata"].get("facts", [])
     lines = [str(fact)[:500] for fact in facts[:20]] if isinstance(facts, list) else []
+    lines += [f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras]
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
     return OpenedModel(denoiser, origin, tuple(map(printable, lines)))
@@ -168,17 +168,32 @@ def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], objec
 
 
 def _load(directory: Path, use: UseOptions) -> Denoiser:
-    model = model_directory.read_model(directory)
+    model = _read(directory, use)
+    reload = functools.partial(_read_again, directory, use, model.fingerprint)
     if model.spec.autoencoder is not None:
-        return LatentDenoiser(model, use)
+        return LatentDenoiser(model, use, reload)
     given = [f"--{name}" for name in use.given() if not name.startswith("lora")]
     if given:
         raise ValueError(f"{given[0]} applies only to latent models; {model.name} takes images")
-    return models.image_denoiser(model.spec, model.variables, fingerprint=model.fingerprint, name=model.name)
+    return models.image_denoiser(model.spec, model.variables, model.fingerprint, model.name, reload)
+
+
+def _read(directory: Path, use: UseOptions) -> StoredModel:
+    """A model with LoRAs merged."""
+    return conversion.with_adapters(model_directory.read_model(directory), use.loras())
+
+
+def _read_again(directory: Path, use: UseOptions, fingerprint: str) -> PyTree:
+    """The variables of a model that was opened before; neither it nor its LoRAs may have changed since."""
+    model = _read(directory, use)
+    if model.fingerprint != fingerprint:
+        raise ValueError(f"{directory} must hold the model that was opened, {fingerprint}, got {model.fingerprint}")
+    return model.variables
 
 
 def _needs_no_conversion(opened: OpenedModel, given: Mapping[str, str | int]) -> OpenedModel:
     if given:
         options = " and ".join(f"--{name}" for name in given) + (" applies" if len(given) == 1 else " apply")
-        raise ValueError(f"{options} only when a checkpoint is converted; {opened.denoiser.name} is {opened.origin}")
+        when = "when a checkpoint is converted" if given.keys() <= vars(NO_OPTIONS).keys() else "to models in files"
+        raise ValueError(f"{options} only {when}; {opened.denoiser.name} is {opened.origin}")
     return opened

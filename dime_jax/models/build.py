@@ -84,16 +84,30 @@ def denoise(spec: ModelSpec) -> ApplyFn:
     return apply
 
 
-def image_denoiser(spec: ModelSpec, variables: PyTree, fingerprint: str = "", name: str = "denoiser") -> Denoiser:
+def image_denoiser(
+    spec: ModelSpec,
+    variables: PyTree,
+    fingerprint: str = "",
+    name: str = "denoiser",
+    reload: Callable[[], PyTree] | None = None,
+) -> Denoiser:
     """Return the model of a network on images.
 
     Args:
       spec: without an autoencoder.
       variables: of the network.
-      fingerprint, name: as in `Denoiser`.
+      fingerprint, name, reload: as in `Denoiser`.
     """
-    apply, schedule, shape, classes = denoise(spec), spec.schedule.build(), spec.image_shape, spec.num_classes
-    return Denoiser(apply, variables, schedule, shape, num_classes=classes, fingerprint=fingerprint, name=name)
+    return Denoiser(
+        denoise(spec),
+        variables,
+        spec.schedule.build(),
+        spec.image_shape,
+        num_classes=spec.num_classes,
+        fingerprint=fingerprint,
+        name=name,
+        reload=reload,
+    )
 
 
 def encode(spec: AutoencoderSpec) -> Callable[..., jax.Array]:

@@ -64,7 +64,8 @@ class Calibration(NamedTuple):
         if self.adjustment is None:
             return np.asarray(weighted(np.asarray(terms, np.float64), self.weights, self.stats))
         pile = self.pile(terms, statistics)
-        return self.adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])
+        residuals = self.adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])
+        return describe_attack(self.attack).rule.join(residuals)
 
     def pile(self, terms: np.ndarray, statistics: np.ndarray | None) -> Pile:
         """Return the scores of which something is taken out, and the statistics to fit them to; arguments as above."""
@@ -98,8 +99,8 @@ class Calibration(NamedTuple):
 
     def combine(self, residuals: np.ndarray) -> np.ndarray:
         """Return one number [n] of residuals [c, n] of a pile, weighed by that pile alone; see `evidence.Pile`."""
-        weights = describe_attack(self.attack).rule.mix(residuals)
-        return np.sum(weights[:, None] * residuals, axis=0)
+        rule = describe_attack(self.attack).rule
+        return rule.join(rule.mix(residuals)[:, None] * residuals)
 
     @property
     def label(self) -> str:

@@ -288,9 +288,9 @@ def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> Audi
         return None
     sides = []
     for indices in (record.arrays.heldout, record.arrays.candidates):
-        pile = record.decider.pile(stages.terms_of(table, record.decider, indices), pictures.of(indices))
-        predicted = adjustment.expected(pile.statistics[:, :, 0])
-        sides.append(np.stack([predicted, predicted + adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])]))
+        asked = stages.terms_of(table, record.decider, indices), pictures.of(indices)
+        predicted = adjustment.expected(record.decider.pile(*asked).statistics[:, :, 0])
+        sides.append(np.stack([predicted, predicted + record.decider.score(*asked)]))
     rows = candidates[: len(record.arrays.candidates)]  # those that could not be read come last
     judged = np.array([row.p_value is not None for row in rows], bool)
     verdicts = [row.verdict for row in rows if row.p_value is not None]

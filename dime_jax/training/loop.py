@@ -7,6 +7,8 @@
     WORKDIR/model                 the model directory, when all updates are made
     WORKDIR/snapshots/STEP        the same after fewer updates, every `snapshot_every`
 
+Where an adapter is trained, WORKDIR/adapter.safetensors and WORKDIR/snapshots/STEP.safetensors are in their place.
+
 Killed anywhere and started again, a run ends with the same weights to the bit on the same devices, and about the same
 on others. (The loop is not a `lax.scan`: on CPUs gradients of convolutions are many times slower inside one.)
 """
@@ -25,7 +27,8 @@ from dime_jax import data, models
 from dime_jax._util import files, validate
 from dime_jax._util.distributed import data_mesh, on_first_process, replicated
 from dime_jax._util.typing import JsonObject
-from dime_jax.loading import model_directory
+from dime_jax.loading import conversion, model_directory
+from dime_jax.models.checks import MAX_CHANNELS, check_integer
 from dime_jax.training import checkpoints, inputs
 from dime_jax.training.keys import update_keys
 from dime_jax.training.method import Method, shuffled_method
@@ -76,6 +79,8 @@ def train(
     *,
     method: Method | None = None,
     options: TrainingOptions | None = None,
+    start: str | os.PathLike[str] | None = None,
+    rank: int | None = None,
 ) -> pathlib.Path:
     """Train a network on the members among a source's images, or continue where an earlier call was stopped.
 
@@ -87,9 +92,11 @@ def train(
       recipe: how to train.
       method: see `Method`; plain training by default.
       options: how to run.
+      start: a model directory, or a shipped model, of the same network: to start at its weights, not at fresh ones.
+      rank: train an adapter of this rank for `start` (see `models.low_rank`), and leave its weights as they are.
 
     Returns:
-      The model directory, with the averaged weights.
+      The model directory, with the averaged weights; or the file of the adapter, with the average of its factors.
 
     Raises:
       ValueError: in one line, if inputs do not fit, if the workdir holds another run, if a state cannot be read or
@@ -98,6 +105,7 @@ def train(
     workdir, options = pathlib.Path(workdir), options or TrainingOptions()
     members = np.asarray(members)
     validate.check_not_empty(members, "members")
+    model = _start(spec, start, rank)
     method = method or shuffled_method(recipe, len(members))
     mesh = data_mesh(options.devices)
     if len(method.draws[0]) % mesh.size:
@@ -108,10 +116,15 @@ def train(
         "recipe": recipe.identity(),
         "method": method.name,
         "images": {"count": len(members), "fingerprint": data.fingerprint(source, members)},
+        "start": None if model is None else model.fingerprint,
+        "rank": rank,
     }
-    directory = _begin(workdir, facts)
-    state = jax.device_put(initial_state(spec, recipe, method.optimizer), replicated(mesh))
-    update = make_step(spec, recipe, method, mesh)
+    result = workdir / ("model" if rank is None else "adapter.safetensors")
+    directory = _begin(workdir, facts, result)
+    began = None if model is None else model.variables
+    state = jax.device_put(initial_state(spec, recipe, method.optimizer, began, rank), replicated(mesh))
+    base = None if rank is None else jax.device_put(began, replicated(mesh))
+    update = make_step(spec, recipe, method, mesh, base)
     is_main = jax.process_index() == 0
     with checkpoints.TrainingCheckpoints(directory / "state") as states:
         if states.latest_step is not None:
@@ -130,24 +143,39 @@ def train(
                 if number % options.save_every == 0 or number == recipe.steps:
                     states.save(number, state, batches.get_state())
                 if is_main and options.sample_every and number % options.sample_every == 0:
-                    draw_samples(directory / f"samples_{number:06d}.png", spec, state.variables(), options.num_samples)
+                    sheet = directory / f"samples_{number:06d}.png"
+                    draw_samples(sheet, spec, state.variables(base), options.num_samples)
                 if is_main and options.snapshot_every and number % options.snapshot_every == 0:
-                    _write_model(workdir / SNAPSHOTS / str(number), spec, state, _metadata(facts, number))
+                    _write(workdir / SNAPSHOTS / f"{number}{result.suffix}", spec, state, facts, number)
 
     def finish() -> None:
         draw_loss(directory)
-        _write_model(workdir / "model", spec, state, _metadata(facts, recipe.steps))
+        _write(result, spec, state, facts, recipe.steps)
 
     on_first_process(finish)
-    return workdir / "model"
+    return result
 
 
-def _metadata(facts: JsonObject, steps: int) -> JsonObject:
-    """What a model directory says about its training."""
-    return {**{name: facts[name] for name in ("recipe", "method", "images")}, "steps": steps, "weights": "ema"}
+def _start(
+    spec: models.ModelSpec, start: str | os.PathLike[str] | None, rank: int | None
+) -> model_directory.StoredModel | None:
+    """The model to start at; None if fresh weights are trained."""
+    if spec.autoencoder is not None:
+        raise ValueError("only networks on images are trained here, got one on latents")
+    if rank is not None:
+        check_integer(rank, 1, MAX_CHANNELS, "rank")
+    if start is None and rank is not None:
+        raise ValueError(f"rank={rank} needs start: the model that the adapter is for")
+    if start is None:
+        return None
+    model = model_directory.read_model(model_directory.find_model(start))
+    if model.spec != spec:
+        changes = _changes(model.spec.to_json(), spec.to_json(), "spec")
+        raise ValueError(f"the network must be that of {start}, from which it differs: {changes}")
+    return model
 
 
-def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:
+def _begin(workdir: pathlib.Path, facts: JsonObject, result: pathlib.Path) -> pathlib.Path:
     """The directory of the run, with what is trained written down; another run in it is refused."""
     directory = workdir / "train"
     path = directory / "run.json"
@@ -157,8 +185,8 @@ def _begin(workdir: pathlib.Path, facts: JsonObject) -> pathlib.Path:
         if different:
             changes = ", ".join(_changes(there.get(name), facts[name], name) for name in different)
             raise ValueError(f"{directory} holds another run, which differs: {changes}")
-    elif (workdir / "model").exists():
-        raise ValueError(f"{workdir / 'model'} exists already and was not trained here: choose a new workdir")
+    elif result.exists():
+        raise ValueError(f"{result} exists already and was not trained here: choose a new workdir")
     elif jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, (json.dumps(facts, indent=1) + "\n").encode())
@@ -173,11 +201,16 @@ def _changes(there: object, here: object, name: str) -> str:
     return f"{name} {there} -> {here}"
 
 
-def _write_model(directory: pathlib.Path, spec: models.ModelSpec, state: TrainState, metadata: JsonObject) -> None:
-    """Write the model directory; one of this run with fewer updates is replaced."""
-    variables = jax.device_get(state.variables())
-    if directory.exists():
-        if model_directory.read_spec_file(directory)["fingerprint"] == model_directory.fingerprint(variables, spec):
+def _write(place: pathlib.Path, spec: models.ModelSpec, state: TrainState, facts: JsonObject, steps: int) -> None:
+    """Write a model directory, or the file of an adapter; one of this run with fewer updates is replaced."""
+    if facts["rank"] is not None:
+        conversion.save_adapter(place, spec, jax.device_get(state.ema), facts["start"])
+        return
+    variables = state.variables()
+    if place.exists():
+        if model_directory.read_spec_file(place)["fingerprint"] == model_directory.fingerprint(variables, spec):
             return
-        shutil.rmtree(directory)
-    model_directory.save_model(directory, spec, variables, metadata)
+        shutil.rmtree(place)
+    said = {name: facts[name] for name in ("recipe", "method", "images")}
+    started = {} if facts["start"] is None else {"start": facts["start"]}
+    model_directory.save_model(place, spec, variables, {**said, **started, "steps": steps, "weights": "ema"})

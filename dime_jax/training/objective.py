@@ -4,7 +4,7 @@ The target is the noise ε for networks that predict noise (Ho et al. 2020, Eq. 
 v = √ᾱ_t ε - σ_t x, in the words of `ModelSpec.prediction`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from dime_jax._util.typing import Array, PyTree
 from dime_jax.core.schedule import NoiseSchedule, per_image
+from dime_jax.models import low_rank
 from dime_jax.training.inputs import Examples
 from dime_jax.training.keys import Keys, as_key
 
@@ -56,19 +57,31 @@ def noise_examples(
     return NoisedExamples(x, t, targets[prediction], examples.condition, examples.mask)
 
 
-def image_losses(network: nn.Module, constants: PyTree) -> ImageLosses:
+def network_variables(params: PyTree, constants: Mapping[str, PyTree], base: PyTree = None) -> PyTree:
+    """Return the variables of a network from what is trained of it.
+
+    Args:
+      params: its "params"; with a base, an adapter for it.
+      constants: its other variables, which are not trained.
+      base: the variables that an adapter is merged into.
+    """
+    return {"params": params, **constants} if base is None else low_rank.merge(base, params)
+
+
+def image_losses(network: nn.Module, constants: Mapping[str, PyTree], base: PyTree = None) -> ImageLosses:
     """The function (params, noised, dropout key) -> mean squared error of each image over its pixels, [B].
 
     Outputs beyond the image's channels (learned variances) get no loss, hence no gradient: they stay as they began.
 
     Args:
       network: a U-Net from `models.build`.
-      constants: its variables other than "params", which are not trained.
+      constants, base: see `network_variables`.
     """
 
     def losses(params: PyTree, noised: NoisedExamples, key: jax.Array) -> jax.Array:
+        variables = network_variables(params, constants, base)
         output: PyTree = network.apply(
-            {"params": params, **constants}, noised.x, noised.t, noised.condition, train=True, rngs={"dropout": key}
+            variables, noised.x, noised.t, noised.condition, train=True, rngs={"dropout": key}
         )
         prediction = output[..., : noised.x.shape[-1]]
         return jnp.mean((prediction - noised.target) ** 2, axis=(1, 2, 3))

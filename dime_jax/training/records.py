@@ -98,8 +98,15 @@ def draw_loss(directory: pathlib.Path) -> None:
 
 
 def draw_samples(path: pathlib.Path, spec: models.ModelSpec, variables: PyTree, count: int) -> None:
-    """Write a sheet of DDIM samples, from the same noise each time, so that sheets show one image ripening."""
-    denoiser = models.image_denoiser(spec, jax.device_get(variables))  # not spread over devices: one device samples
+    """Write a sheet of DDIM samples, from the same noise each time, so that sheets show one image ripening.
+
+    Args:
+      path: of the sheet.
+      spec: of the model.
+      variables: on the host, not spread over devices: one device samples.
+      count: how many.
+    """
+    denoiser = models.image_denoiser(spec, variables)
     condition = None if denoiser.num_classes is None else [row % denoiser.num_classes for row in range(count)]
     start = jnp.asarray(np.random.default_rng(0).standard_normal((count, *spec.image_shape), np.float32))
     sheet = samples.sample_sheet(samples.ddim_sample(denoiser, start, DDIM_STEPS, condition))

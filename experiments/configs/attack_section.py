@@ -44,6 +44,8 @@ def attack_section() -> ConfigDict:
     attack.model = "trained"
     attack.checkpoint = ""
     attack.model_flags = ""  # for guided-diffusion checkpoints that are not among the published ones
+    # A second model that is asked the same, as `dime_jax.open_model` takes it: what its answers explain is taken out.
+    attack.reference = ""
     attack.image_shape = (32, 32, 3)  # of the closed form; other models know theirs
     attack.transform = ""  # instead of the source's own pipeline
     attack.halves = "by_id"  # or "as_published", the authors' permutation

@@ -8,6 +8,9 @@ DIR is CIFAR-10 as published (binary or python version), the split and the check
 checkpoint instead (an accelerator's work), run `experiments.train` with the same config and workdir first, and the
 attack with `--config.attack.model=trained`. `:smoke` makes its own files and takes seconds.
 
+`--config.attack.reference=hf:google/ddpm-cifar10-32` asks that model the same and takes its answers out of every score.
+It was trained on members and held-out images alike, and is a fair reference for that reason.
+
 `:laptop` trains a small U-Net on 200 of SecMI's members and attacks it with 200 of the held-out images:
 
     python -m experiments.train --config=experiments/configs/cifar10.py:laptop --workdir=W \\
@@ -30,7 +33,7 @@ The paper's Table 1, in per cent (ASR / AUC / TPR@1%FPR): DIME 1+1 84.18 / 91.50
 from ml_collections.config_dict import ConfigDict
 
 from experiments.configs.attack_section import new_config, smoke
-from experiments.configs.train_section import small_unet, smoke_training, train_section
+from experiments.configs.train_section import reference_section, small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "paper") -> ConfigDict:
@@ -58,6 +61,7 @@ def get_config(variant: str = "paper") -> ConfigDict:
         config.attack.calibration_share = 0.4  # 200 members of 500, and 300 to test
         config.attack.update(calibration_size=None, test_size=None)
         config.attack.grids = ConfigDict({"all": {"t": (20, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)}})
+        config.reference = reference_section(500, 3000, (8, 16, 32, 64))
     if variant == "smoke":
         smoke(config)
         smoke_training(config)

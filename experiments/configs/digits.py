@@ -17,7 +17,7 @@ DIME 1+1 95.4, SecMI 93.8, SimA-MC (10) of the mean vector 93.5 and of norms 71.
 from ml_collections.config_dict import ConfigDict
 
 from experiments.configs.attack_section import new_config
-from experiments.configs.train_section import small_unet, smoke_training, train_section
+from experiments.configs.train_section import reference_section, small_unet, smoke_training, train_section
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
@@ -33,9 +33,11 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.attack.update(image_shape=(8, 8, 1), calibration_size=200, budgets=(2, 11))
     config.attack.grids = ConfigDict({"all": {"t": (10, 30, 50, 70, 100, 150, 200), "gamma": (0.1, 0.4)}})
 
+    config.reference = reference_section(400, 3000, (16, 32))
     if variant == "smoke":
         smoke_training(config)
         config.train.sample_every = 2
+        config.reference.update(images=40, steps=4)
         config.attack.update(names=("loss", "pia_l4", "dime"), budgets=(2,), calibration_size=30, test_size=40)
         config.attack.grids = ConfigDict({"all": {"t": (100,)}})
     return config.lock()

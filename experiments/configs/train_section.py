@@ -40,6 +40,11 @@ def smoke_training(config: ConfigDict) -> None:
     config.train.update(log_every=2, save_every=2, snapshot_every=2, sample_every=0)
 
 
+def reference_section(images: int, steps: int, widths: tuple[int, ...]) -> ConfigDict:
+    """What `experiments.reference` trains: on how many other images, for how long, and how wide a narrow one is."""
+    return ConfigDict({"images": images, "steps": steps, "small": False, "widths": widths})
+
+
 def small_unet(level_channels: tuple[int, ...]) -> ConfigDict:
     """A U-Net for CPUs: one residual block a level, attention in the middle only, a computed time embedding."""
     width, architecture = level_channels[0], ConfigDict({"kind": "ddpm_unet"})

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from checkpoints_convert import lora
+
 BLOCK = "down_blocks.0.attentions.0.transformer_blocks.0"
 ATTENTION = [f"{BLOCK}.attn1.to_q", f"{BLOCK}.attn2.to_k", f"{BLOCK}.attn1.to_out.0"]
 CONVOLUTIONS = ["down_blocks.0.attentions.0.proj_in", "down_blocks.0.resnets.0.conv1"]  # 1×1 and 3×3
@@ -30,6 +32,15 @@ def updated(state, pairs, factor):
     for module, (down, up) in pairs.items():
         delta = np.einsum("or,ri...->oi...", up.reshape(len(up), -1).astype(np.float64), down.astype(np.float64))
         state[f"{module}.weight"] = state[f"{module}.weight"] + factor * delta
+    return state
+
+
+def merged(state, updates, part):
+    """The tensors of one part with the updates of that part added."""
+    state, names = dict(state), lora.layer_names(state, part)
+    for update in (update for update in updates if update.part == part):
+        name = lora.find_layer(update, names)
+        state[name] = lora.merge(state[name], update)
     return state
 
 

@@ -129,7 +129,7 @@ def test_dtypes_prefixes_and_wrappers(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "a.pt", SIZE)
     assert (checkpoint.weights, checkpoint.spec) == ("only", plain.spec)
     assert checkpoint.spec.image_shape == (16, 16, 3)
-    assert checkpoint.denoiser.state().keys() == plain.denoiser.state().keys()
+    assert checkpoint.denoiser.read().keys() == plain.denoiser.read().keys()
     first = convert(tmp_path / "a.pt", tmp_path / "a", SIZE)
     second = convert(GOLDEN / "ddpm_ddim.pt", tmp_path / "ddpm_ddim", SIZE)
     assert model_directory.read_spec_file(first)["fingerprint"] == model_directory.read_spec_file(second)["fingerprint"]
@@ -366,7 +366,7 @@ def test_layouts_of_diffusers_folders(folder, tmp_path):
     for new_name, old_name in old.items():
         state = {name.replace(f".{new_name}.", f".{old_name}."): tensor for name, tensor in state.items()}
     write_zip(flat / "diffusion_pytorch_model.bin", state)
-    assert any(name.endswith("proj_attn.weight") for name in open_checkpoint(flat, Options()).denoiser.state())
+    assert any(name.endswith("proj_attn.weight") for name in open_checkpoint(flat, Options()).denoiser.read())
     first = model_directory.read_spec_file(convert(folder, tmp_path / "m0"))
     second = model_directory.read_spec_file(convert(flat, tmp_path / "m1"))
     assert first["fingerprint"] == second["fingerprint"]

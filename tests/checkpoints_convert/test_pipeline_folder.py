@@ -28,8 +28,8 @@ WEIGHTS = {
 }
 
 
-def open_pipeline(source, options=ConversionOptions(), loras=(), autoencoder=None):  # noqa: B008
-    return open_checkpoint(source, dataclasses.replace(options, autoencoder=autoencoder), loras)
+def open_pipeline(source, options=ConversionOptions(), autoencoder=None):  # noqa: B008
+    return open_checkpoint(source, dataclasses.replace(options, autoencoder=autoencoder))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_name_tables_go_both_ways(part):
     """Every tensor is used once; the way back gives the file again."""
     pipeline = open_pipeline(GOLDEN / "stable_diffusion")
     one = {part.name: part for part in pipeline.parts.values()}[part]
-    state = one.state()
+    state = one.read()
     table = one.name_table(state)
     assert sorted(entry.tensor for entry in table) == sorted(state)
     back = mapping.to_state_dict(one.variables(), table)
@@ -147,7 +147,7 @@ def small_dit(monkeypatch):
 def test_dit_name_tables_go_both_ways(layout):
     source = GOLDEN / ("dit" if layout == "diffusers" else "dit_original.pt")
     part = open_pipeline(source, autoencoder=VAE).denoiser
-    state = part.state()
+    state = part.read()
     back = mapping.to_state_dict(part.variables(), part.name_table(state))
     assert_equal(back, {name: np.asarray(tensor) for name, tensor in state.items()})
 
@@ -417,7 +417,7 @@ def test_a_training_checkpoint_of_dit(tmp_path):
     other = {name: tensor + 1 for name, tensor in state.items()}
     write_zip(tmp_path / "x.pt", {"model": other, "ema": state})
     part = open_pipeline(tmp_path / "x.pt", autoencoder=VAE).denoiser
-    assert_equal({name: np.asarray(tensor) for name, tensor in part.state().items()}, state)
+    assert_equal({name: np.asarray(tensor) for name, tensor in part.read().items()}, state)
 
 
 def test_model_directories(tmp_path, expected):

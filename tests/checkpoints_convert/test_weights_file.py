@@ -54,7 +54,7 @@ def test_lightning(prefix, tmp_path):
     state = prefixed(prefix, STATE) | {"betas": BETAS, "logvar": BETAS}
     write_zip(tmp_path / "x.ckpt", {**LIGHTNING, "state_dict": state})
     checkpoint = open_checkpoint(tmp_path / "x.ckpt", SIZE)
-    assert checkpoint.denoiser.state().keys() == STATE.keys()
+    assert checkpoint.denoiser.read().keys() == STATE.keys()
     np.testing.assert_allclose(checkpoint.spec.schedule.build().abar(49), np.prod(1 - BETAS.astype(float)), rtol=1e-5)
     assert "noise schedule: betas, 50 steps (betas in the file)" in checkpoint.facts
     assert "not the network's, and left out: betas, logvar" in checkpoint.facts

@@ -11,7 +11,6 @@ import safetensors.numpy
 
 import dime_jax as dj
 from checkpoints_convert.convert import open_checkpoint
-from checkpoints_convert.lora import Lora
 from checkpoints_convert.options import ConversionOptions
 from dime_jax import cli, models
 from dime_jax.core import draws
@@ -37,11 +36,11 @@ def pixels(count=4, channels=3, size=16):
     return np.random.default_rng(0).uniform(-1, 1, (count, size, size, channels)).astype(np.float32)
 
 
-def lora_file(path):
+def lora_file(path, seed=1):
     """A kohya LoRA of one layer of the U-Net."""
-    name = next(k for k in open_checkpoint(FOLDER).denoiser.state() if k.endswith("attn2.to_q.weight"))
-    weight = open_checkpoint(FOLDER).denoiser.state()[name]
-    rng, module = np.random.default_rng(1), "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
+    name = next(k for k in open_checkpoint(FOLDER).denoiser.read() if k.endswith("attn2.to_q.weight"))
+    weight = open_checkpoint(FOLDER).denoiser.read()[name]
+    rng, module = np.random.default_rng(seed), "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
     tensors = {
         f"{module}.lora_down.weight": rng.normal(size=(2, weight.shape[1])).astype(np.float32),
         f"{module}.lora_up.weight": rng.normal(size=(weight.shape[0], 2)).astype(np.float32),
@@ -143,22 +142,21 @@ def test_held_weights_compute_in_float32(cache, opened):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_lora_is_merged_converted_and_fingerprinted(tmp_path, opened):
+def test_a_lora_is_merged_and_fingerprinted(tmp_path, opened, cache):
     file = lora_file(tmp_path / "style.safetensors")
     options = {"lora": [file], "lora_scale": [0.5]}
-    model = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
-    expected = open_checkpoint(FOLDER, loras=(Lora(file, 0.5),)).variables()
-    jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, expected)
+    model = dj.open_model(FOLDER, cache=cache, **options)
     assert "LoRA: style.safetensors at scale 0.5" in model.facts
     assert model.denoiser.name == "stable_diffusion + style.safetensors"
-    assert model.denoiser.fingerprint != opened.denoiser.fingerprint
-    same = dj.open_model(FOLDER, cache=tmp_path / "cache", **options)
-    assert "before" in same.origin
-    assert same.denoiser.fingerprint == model.denoiser.fingerprint
-    full = dj.open_model(FOLDER, cache=tmp_path / "cache", lora=[file])
-    assert full.denoiser.fingerprint not in (model.denoiser.fingerprint, opened.denoiser.fingerprint)
-    shutil.copy(lora_file(tmp_path / "other.safetensors"), file)  # the same content: found again
-    assert "before" in dj.open_model(FOLDER, cache=tmp_path / "cache", **options).origin
+    full = dj.open_model(FOLDER, cache=cache, lora=[file])
+    assert len({one.denoiser.fingerprint for one in (model, full, opened)}) == 3
+    before = jax.tree.map(np.array, model.denoiser.params)
+    model.denoiser.release()
+    jax.tree.map(np.testing.assert_array_equal, model.denoiser.params, before)
+    shutil.copy(lora_file(tmp_path / "other.safetensors", seed=2), file)
+    model.denoiser.release()
+    with pytest.raises(ValueError, match="must hold the model that was opened"):
+        _ = model.denoiser.params
 
 
 def test_a_dit_takes_classes(cache):
@@ -195,10 +193,11 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
     assert dj.load_denoiser(output).fingerprint == opened.denoiser.fingerprint
     sampled = dj.open_model(output, cache=tmp_path, latent="sample")
     assert sampled.origin == "a model directory"
-    with pytest.raises(
-        ValueError, match="--lora applies only when a checkpoint is converted; model is a model directory"
-    ):
-        dj.open_model(output, cache=tmp_path, lora=["x"])
+    model = dj.open_model(output, cache=tmp_path, lora=[lora_file(tmp_path / "x.safetensors")]).denoiser
+    assert (model.name, model.fingerprint == opened.denoiser.fingerprint) == ("model + x.safetensors", False)
+    denoiser = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (8, 8, 1))
+    with pytest.raises(ValueError, match=r"^--lora applies only to models in files; mine is a Python object"):
+        dj.open_model(denoiser, lora=["x"])
     with pytest.raises(ValueError, match="latent must be one of mean, sample, got 'median'"):
         dj.open_model(output, cache=tmp_path, latent="median")
     with pytest.raises(ValueError, match="latent_weighting must be one of none, pullback, got 'push'"):
@@ -207,10 +206,11 @@ def test_a_model_directory_of_a_latent_model(tmp_path, capsys, opened):
 
 def test_options_of_latent_models_are_refused_elsewhere(tmp_path):
     pixel_model = GOLDEN.parent / "ddpm_secmi.pt"
-    with pytest.raises(ValueError, match=r"^--lora applies only to latent models; .* is not one"):
-        dj.open_model(pixel_model, cache=tmp_path, lora=[pixel_model])
+    with pytest.raises(ValueError, match="must be a dime_jax adapter"):
+        dj.open_model(pixel_model, cache=tmp_path, lora=[lora_file(tmp_path / "x.safetensors")])
     with pytest.raises(ValueError, match="no file or folder nowhere"):
-        dj.open_model(FOLDER, cache=tmp_path, lora=["nowhere"])
+        dj.open_model(FOLDER, cache=tmp_path / "empty", lora=["nowhere"])
+    assert not (tmp_path / "empty").exists()
     with pytest.raises(ValueError, match="--latent applies only to latent models; digits takes images"):
         dj.open_model("digits", cache=tmp_path, latent="sample")
     with pytest.raises(ValueError, match="give one --lora_scale for each --lora, got 1 for 2"):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_convert import lora
 from checkpoints_convert.diffusers_names import without_text_prefix
 from checkpoints_convert.lora import Lora
 
@@ -77,8 +76,8 @@ def test_spellings(spelling, unet, text, tmp_path):
     }[spelling]
     safetensors.numpy.save_file(write(pairs, text_pairs), tmp_path / "x.safetensors")
     updates = Lora(tmp_path / "x.safetensors", SCALE).updates
-    merged = lora.merge(unet_state, updates, "unet")
-    merged_text = lora.merge(text_state, updates, "text_encoder")
+    merged = spellings.merged(unet_state, updates, "unet")
+    merged_text = spellings.merged(text_state, updates, "text_encoder")
 
     loader = diffusers.StableDiffusionPipeline
     state, alphas = loader.lora_state_dict(str(tmp_path / "x.safetensors"), unet_config=unet.config)
@@ -96,7 +95,7 @@ def test_pefts_own_folder(options, unet, tmp_path):
     torch.manual_seed(5)
     adapted = peft.get_peft_model(unet, config)
     adapted.save_pretrained(tmp_path)
-    merged = lora.merge(state, Lora(tmp_path).updates, "unet")
+    merged = spellings.merged(state, Lora(tmp_path).updates, "unet")
     reference = numpy_state(adapted.merge_and_unload())
     changed = [name for name in state if not np.array_equal(merged[name], state[name])]
     assert len(changed) > 20
@@ -114,5 +113,5 @@ def test_diffusers_own_file(unet, tmp_path):
     metadata = {"unet_lora_adapter_metadata": config.to_dict()}
     layers = get_peft_model_state_dict(unet)
     diffusers.StableDiffusionPipeline.save_lora_weights(tmp_path, unet_lora_layers=layers, **metadata)
-    merged = lora.merge(state, Lora(tmp_path, SCALE).updates, "unet")
+    merged = spellings.merged(state, Lora(tmp_path, SCALE).updates, "unet")
     assert_merged(networks.unet(networks.UNET_1), merged, fused(unet), len(layers) // 2)

@@ -44,12 +44,12 @@ def failure(process):
     return out.splitlines()
 
 
-def train(workdir, devices=1, **options):
-    steps = options.pop("steps", STEPS)
+def train(workdir, devices=1, steps=STEPS, start=None, rank=None, members=range(6), **options):
     options = training.TrainingOptions(
         **{"log_every": 5, "save_every": 5, "silent": True, "devices": jax.devices()[:devices], **options}
     )
-    return training.train(workdir, SPEC, tiny.source(), np.arange(6), tiny.recipe(steps=steps), options=options)
+    what = workdir, SPEC, tiny.source(), np.array(members), tiny.recipe(steps=steps)
+    return training.train(*what, options=options, start=start, rank=rank)
 
 
 def variables(model):
@@ -87,17 +87,25 @@ def half(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_killed_and_continued_ends_with_the_same_bits(unbroken, tmp_path):
-    process = start(tmp_path)
+@pytest.mark.parametrize("rank", [None, 2])
+def test_killed_and_continued_ends_with_the_same_bits(unbroken, half, tmp_path, rank):
+    arguments = () if rank is None else (0, half / "model", rank)
+    result = "model" if rank is None else "adapter.safetensors"
+    process = start(tmp_path, *arguments)
     log = tmp_path / "train" / "metrics.jsonl"
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= 3):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "model").exists()
-    finish(start(tmp_path))
-    assert equal(variables(unbroken / "model"), variables(tmp_path / "model"))
+    assert not (tmp_path / result).exists()
+    finish(start(tmp_path, *arguments))
+    if rank is not None:
+        unbroken = tmp_path / "unbroken"
+        train(unbroken, start=half / "model", rank=rank)
+        assert (tmp_path / result).read_bytes() == (unbroken / result).read_bytes()
+    else:
+        assert equal(variables(unbroken / "model"), variables(tmp_path / "model"))
     assert logged(unbroken) == logged(tmp_path)
     assert [step for step, _ in logged(unbroken)] == list(range(5, STEPS + 1, 5))
 
