@@ -1,4 +1,4 @@
-"""Turn records into the text of pages: the prose is in `experiments/templates`, the form of numbers is here."""
+"""Turn records into the text of pages: the prose is in `experiments/templates`, the number formats are here."""
 
 import pathlib
 from collections.abc import Sequence

@@ -9,9 +9,9 @@
     reference/*.json                  WORKDIR/reference/*.json of `experiments.reference`
     finetune/*.json                   WORKDIR/finetune/*.json of `experiments.finetune`
 
-What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, what was found beside a second model on
+What lies in docs/results/FOLDER is reported in full on docs/results_FOLDER.md, what was found beside a second model on
 docs/results_beside.md, and all of it in short on docs/RESULTS.md, which also has what was found on fresh models.
-Nothing on these pages comes from anywhere else. `experiments/templates` has their words.
+Nothing on these pages comes from anywhere else. `experiments/templates` has their prose.
 """
 
 import itertools
@@ -97,7 +97,7 @@ class DrawnFile(NamedTuple):
     numbers: object
 
     def values(self, page: pathlib.Path) -> dict[str, object]:
-        """What the templates of a page use of it."""
+        """Return what the templates of a page use of it."""
         picture = self.file.with_suffix(".png").resolve().relative_to(page.resolve().parent).as_posix()
         return {"numbers": self.numbers, "picture": picture, **DRAWINGS[self.name].values(self.numbers)}
 

@@ -27,7 +27,7 @@ class TermStats(NamedTuple):
     std: tuple[float, ...]
 
     def standardize(self, terms: Terms) -> list[Terms]:
-        """Each term in standard deviations from its mean."""
+        """Return each term in standard deviations from its mean."""
         return [(term - mean) / std for term, mean, std in zip(terms, self.mean, self.std)]
 
 
@@ -51,7 +51,7 @@ class Rule:
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights to choose from; `terms` are those of the calibration half, standardised if the rule says so."""
+        """Return the weights to choose from; `terms` are those of the calibration half, standardised if necessary."""
         raise NotImplementedError
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ class Single(Rule):
     """The only term is the score."""
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """One."""
+        """Return the weight 1."""
         del schedule, setting, terms
         return [Weights((1.0,), {})]
 
@@ -85,7 +85,7 @@ class Angles(Rule):
     standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """One pair for each angle."""
+        """Return one pair for each angle."""
         del terms
         return [at_angle(phi) for phi in self.angles(schedule, setting)]
 
@@ -111,7 +111,7 @@ class Agreement(Rule):
     standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights of the terms as they are; covariates have none."""
+        """Return the weights of the terms as they are; covariates have none."""
         del schedule, setting
         pooled = np.concatenate(terms, axis=1)
         rho = agreement(pooled)
@@ -143,7 +143,7 @@ class Sharpest(Rule):
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights of the terms as they are."""
+        """Return the weights of the terms as they are."""
         del schedule, setting
         return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
 
@@ -157,7 +157,7 @@ class Sharpest(Rule):
 
 
 def agreement(rows: np.ndarray) -> float:
-    """Correlation of the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
+    """Correlate the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
     if not rows.shape[1]:
         return float("nan")
     first, second = _centred(rows[:2])
@@ -167,7 +167,7 @@ def agreement(rows: np.ndarray) -> float:
 
 
 def _shares(rho: float) -> tuple[float, float, float]:
-    """The weights of two rows that agree by ρ, and of the third; as for ρ = 1/2 where that is unknown."""
+    """Return the weights of two rows that agree by ρ, and of the third; those for ρ = 1/2 if ρ is unknown."""
     rho = 0.5 if np.isnan(rho) else rho
     return rho**3 / 2, rho**3 / 2, (1 - rho) ** 3
 
@@ -181,7 +181,7 @@ def _deviations(rows: np.ndarray) -> np.ndarray:
 
 
 def _centred(rows: np.ndarray) -> np.ndarray:
-    """Each row [c, n] minus its mean; the sum runs in sorted order, and along rows that are laid out alike."""
+    """Subtract from each row [c, n] its mean; the sum runs in sorted order, and along rows that are laid out alike."""
     rows = np.ascontiguousarray(rows, np.float64)
     return rows - np.sort(rows, axis=1).mean(axis=1, keepdims=True)
 

@@ -46,7 +46,7 @@ class DuplicateReport(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What comparing needs of an image: 1.8 KB, whatever its size.
+    """What a comparison needs of an image: 1.8 KB, whatever its size.
 
     Attributes:
       digest: of the pixels.
@@ -62,7 +62,7 @@ class Sketch(NamedTuple):
 
 
 def sketch(item: Item) -> Sketch:
-    """What comparing needs of one image."""
+    """Sketch one image for comparison."""
     pixels = to_uint8(item.image)
 
     def shrink() -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def compare_sketches(
     min_correlation: float = MIN_CORRELATION,
     max_rms: float = MAX_RMS,
 ) -> Duplicates:
-    """`find_duplicates` among images that were read before.
+    """Do what `find_duplicates` does, with images that were read before.
 
     Args:
       n: images in the source.
@@ -124,7 +124,7 @@ def compare_sketches(
     repeats = np.flatnonzero(same != np.arange(len(found)))
     exact = np.stack([same[repeats], repeats], axis=1)
 
-    distinct = np.sort(first)  # near pairs are looked for once among equal images
+    distinct = np.sort(first)  # of equal images, one is searched for near pairs
     pictures = Pictures(
         np.stack([found[row].grey for row in distinct]),
         np.stack([found[row].thumbnail for row in distinct]),
@@ -155,6 +155,6 @@ def report_duplicates(duplicates: Duplicates, split: Split, halves: Halves | Non
 
 
 def remove_shared(split: Split, grouping: np.ndarray) -> Split:
-    """The split without the groups that are on both its sides: all their images go, from both sides."""
+    """Return the split without groups that lie on both sides: all their images are removed, from both."""
     shared = groups.shared_groups(grouping, split.member, split.heldout)
     return Split(*(side[~np.isin(grouping[side], shared)] for side in (split.member, split.heldout)))

@@ -35,7 +35,7 @@ _NAMED_UNUSABLE = 10  # in the warning; the file has all
 
 @dataclasses.dataclass(frozen=True)
 class RoleCounts:
-    """How many images of each role something is said of."""
+    """A number of images for each role."""
 
     members: int
     heldout: int
@@ -59,7 +59,7 @@ class CandidateCopy(NamedTuple):
 
     Attributes:
       candidate: its id.
-      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
+      role: of the copy: "members", "heldout" or "candidates"; the first such role if there are several copies.
       other: the copy's id.
       kind: "exact", the same to the pixel, or "near".
     """
@@ -139,17 +139,17 @@ class CheckedImages(NamedTuple):
     warnings: list[str]
 
     def count_unusable(self) -> RoleCounts:
-        """How many images of each role could not be used."""
+        """Count the images of each role that could not be used."""
         return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in ROLES))
 
     def heldout_beside(self, calibration: Split) -> np.ndarray:
-        """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
+        """Return the held-out images to compare candidates with: neither they nor their copies were calibrated on."""
         rest = np.setdiff1d(self.split.heldout, calibration.heldout)
         calibrated = self.groups[np.concatenate([calibration.member, calibration.heldout])]
         return rest[~np.isin(self.groups[rest], calibrated[calibrated >= 0])]
 
     def unusable_candidates(self) -> tuple[UnusableCandidate, ...]:
-        """The candidates that could not be used."""
+        """Return the candidates that could not be used."""
         return tuple(UnusableCandidate(one.id, one.reason) for one in self.unusable if one.role == "candidates")
 
 
@@ -204,7 +204,7 @@ def check_roles(
 def _look_at_all(
     roles: Roles, shape: tuple[int, ...], may_enlarge: bool
 ) -> tuple[dict[int, _Look], list[UnusableImage]]:
-    """Read every image once, as the engine will: what is kept of it by its position, and the unusable ones."""
+    """Read every image once, as the engine will; return what is kept of each by position, and the unusable ones."""
     source, transform = roles.source, transform_for(roles.source, shape)
 
     def look(item: Item) -> _Look:
@@ -213,7 +213,7 @@ def _look_at_all(
             raise BadImage(
                 f"is {height}x{width}, smaller than the model's {shape[0]}x{shape[1]}: enlarge it as training did"
             )
-        transform(item.image)  # refuses what has not the model's colours
+        transform(item.image)  # refuses images whose colours are not the model's
         return _Look((height, width), sketch(item))
 
     looks: dict[int, _Look] = {}
@@ -228,7 +228,7 @@ def _look_at_all(
 
 
 def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -> None:
-    """Write the file that names them; a list of an earlier attempt goes."""
+    """Write the file that lists them; that of an earlier attempt is removed."""
     if unusable:
         directory.mkdir(parents=True, exist_ok=True)
         _csv.write_csv(directory / UNUSABLE_FILE, [one._asdict() for one in unusable])
@@ -304,7 +304,7 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
 
 
 def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCopy]:
-    """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
+    """Name one copy of each candidate that has any: a known member, else a held-out image, else another candidate."""
     groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
     copies: dict[tuple[str, str, int], list[int]] = collections.defaultdict(list)
     for (role, indices), (kind, grouping) in itertools.product(roles.by_name().items(), groupings.items()):
@@ -315,7 +315,7 @@ def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCop
         others = (
             CandidateCopy(ids[index], role, ids[other], kind)
             for role, (kind, grouping) in itertools.product(ROLES, groupings.items())
-            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of two is another than this
+            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of the two is another
             if other != index
         )
         found += list(itertools.islice(others, 1))
@@ -323,7 +323,7 @@ def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCop
 
 
 def _without_copies(groups: np.ndarray, roles: Roles) -> Split:
-    """The split without images that have copies in another role."""
+    """Return the split without images that have copies in another role."""
     kept = remove_shared(roles.split, groups)
     # An image that is a candidate too would be a witness in its own case.
     return Split(*kept.sides.map(lambda side: np.setdiff1d(side, _shared(groups, side, roles.candidates))))
@@ -356,5 +356,5 @@ def _copy_warnings(facts: DuplicateFacts) -> list[str]:
 
 
 def _shared(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Those of the first images that are in a group with one of the second."""
+    """Return those of the first images that are in a group with one of the second."""
     return first[np.isin(groups[first], shared_groups(groups, first, second))]

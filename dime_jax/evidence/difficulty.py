@@ -31,7 +31,7 @@ from dime_jax.evidence import _checks
 # permuting the columns permutes the result.
 Combine = Callable[[np.ndarray], np.ndarray]
 
-# Images for each statistic from which on a scale is fitted, too. On public SecMI scores of CIFAR-10 it cost two points
+# With this many images for each statistic a scale is fitted, too. On public SecMI scores of CIFAR-10 it cost two points
 # of the members named with 8 images for each of 13 statistics, nothing with 15, and added two points with 23.
 IMAGES_FOR_SCALE = 16
 
@@ -70,11 +70,11 @@ class Difficulty:
         return residuals if self.scale is None else residuals * np.exp(-_linear(columns, self.scale))
 
     def expected(self, statistics: npt.ArrayLike) -> np.ndarray:
-        """Return the score that these statistics [n, k + j] let expect, [n]."""
+        """Return the scores [n] to expect from these statistics [n, k + j]."""
         return _linear(np.hstack(self._columns(np.asarray(statistics, np.float64))), self.location)
 
     def _columns(self, statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is penalised, and what is not."""
+        """Return the columns that are penalised, and those that are not."""
         standardised, k = (statistics - np.array(self.mean)) / np.array(self.std), len(self.missing)
         known, lacking = np.clip(standardised[:, :k], -_FARTHEST, _FARTHEST), np.isnan(statistics[:, :k])
         indicators = lacking[:, np.array(self.missing, bool)]
@@ -125,7 +125,7 @@ class Adjustment(NamedTuple):
         return np.sum([weight * fit(*of) for weight, fit, *of in each], axis=0)
 
     def expected(self, statistics: np.ndarray) -> np.ndarray:
-        """Return what the pictures let expect of the weighed scores [n], from statistics [c, n, k]."""
+        """Return the weighed scores [n] to expect from the pictures' statistics [c, n, k]."""
         each = zip(self.weights, self.fits, statistics, strict=True)
         return np.sum([weight * fit.expected(of) for weight, fit, of in each], axis=0)
 
@@ -185,7 +185,7 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpen
     Args:
       scores: [n], or [c, n] for c scores of each image.
       statistics: of the pictures [n, k], or [c, n, k] if they differ between scores.
-      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
+      unpenalised: how many of the last statistics are not penalised, as for `fit_difficulty`.
     """
     scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
     if scores.ndim == 2:
@@ -205,7 +205,7 @@ class Pile(NamedTuple):
     Attributes:
       scores: [c, n, v]; NaN where there is none.
       statistics: of the pictures [c, n, v, k]; NaN for what is missing.
-      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
+      unpenalised: how many of the last statistics are not penalised, as for `fit_difficulty`.
     """
 
     scores: np.ndarray
@@ -219,7 +219,7 @@ class Pile(NamedTuple):
         Args:
           scores: of the images.
           statistics: of their pictures.
-          unpenalised: how many of the last statistics are.
+          unpenalised: how many of the last statistics are not penalised.
           name: of the scores, in messages.
         """
         scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
@@ -234,7 +234,7 @@ class Pile(NamedTuple):
 
     @property
     def known(self) -> np.ndarray:
-        """Which images have all scores of their own, bool [n]; one that has not has no residual either."""
+        """Return which images have all scores of their own, bool [n]; the others have no residual either."""
         return np.all(np.isfinite(self.scores[..., 0]), axis=0)
 
     def take(self, images: np.ndarray | slice | list[int]) -> "Pile":
@@ -266,8 +266,8 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
     """Fit a pile of images without labels, and freeze what was fitted.
 
     Args:
-      pile: the images; their versions have no part in the fit.
-      mix: residuals [c, n] -> their weights [c].
+      pile: the images; their versions take no part in the fit.
+      mix: gives the weights [c] of residuals [c, n].
     """
     known = pile.take(pile.known)
     of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
@@ -297,8 +297,8 @@ def difficulty_p_values(
     candidates held its level in simulations; for one pile of all candidates it is a theorem (Marandon, Lei, Mary &
     Roquain 2024).
 
-    It ends where candidates were chosen by looking at this model, are of another kind than the held-out images, are
-    copies of training images, or were asked otherwise than the held-out images.
+    The theorem does not hold where candidates were chosen by looking at this model, are of another kind than the
+    held-out images, are copies of training images, or were asked otherwise than the held-out images.
 
     Args:
       scores: of the candidates [m], or [c, m] with `combine`, or [c, m, v] for v versions of each image (see `Pile`);
@@ -386,7 +386,7 @@ def _thresholding_costs(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> np.ndarray:
-    """Positions of one image of each group: the one whose numbers have the least keyed digest, in whatever order."""
+    """Choose one image of each group: the one whose numbers have the least keyed digest, whatever the order."""
     count = pile.scores.shape[1]
     if groups is None:
         return np.arange(count)
@@ -401,7 +401,7 @@ def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> n
 
 
 def _ridge(columns: np.ndarray, target: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients of columns [n, k], of others [n, j] and of the constant, and the residuals [n] of the fit.
+    """Fit coefficients of columns [n, k], of others [n, j] and of the constant; return them and the residuals [n].
 
     Only the columns are penalised. With the hat matrix H of a linear fit, leaving out image i would leave the residual
     rᵢ / (1 - Hᵢᵢ).

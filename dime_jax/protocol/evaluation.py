@@ -27,7 +27,7 @@ def check_version(path: pathlib.Path, contents: JsonObject) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AtThreshold:
-    """The frozen threshold, None where none beats calling nobody a member, and the rates that a user of it meets."""
+    """The frozen threshold, None where none beats calling nobody a member, and the rates that its user sees."""
 
     tau: float | None
     tpr: float
@@ -85,7 +85,7 @@ class ResultRow:
         return f"{self.attack}@{self.queries_per_image}"
 
     def read(self, way: Way) -> "ResultRow | AdjustedRow | None":
-        """The row with something taken out of the score; None where that was not calibrated."""
+        """Return the row with something taken out of the score; None where that was not calibrated."""
         return self if way is Way.PLAIN else getattr(self, way.value)
 
 
@@ -118,5 +118,5 @@ class Evaluation:
     warnings: tuple[str, ...]
 
     def row(self, label: str) -> ResultRow | None:
-        """The row of that label, if there is one."""
+        """Return the row of that label, if there is one."""
         return next((row for row in self.results if row.label == label), None)

@@ -31,7 +31,7 @@ class Profile(NamedTuple):
 
     calibration_size: int | None
     test_size: int | None
-    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs at most so many
+    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs no more
     every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
 
@@ -74,9 +74,9 @@ class AuditOptions:
     candidates: Images | None = option(None, "the images in question: are they members?", metavar="IMAGES")
     reference: Model | None = option(
         None,
-        "a second model, named as the first, that was not trained on any of these images, such as the base of a "
-        "fine-tune: what it makes of the same queries is taken out (default: with --lora the model without it; "
-        "'none' for none)",
+        "a second model, given like --model, that was not trained on any of these images, such as the base of a "
+        "fine-tune: its scores of the same queries are taken out (default: with --lora, the model without the LoRA; "
+        "'none' for no reference)",
         BESIDE,
         "MODEL",
     )
@@ -100,7 +100,9 @@ class AuditOptions:
         "FILE",
     )
     captions: str | None = option(
-        None, "for text-to-image models: query with each image's own caption (default) or none", choices=CAPTIONS
+        None,
+        "for text-to-image models: query with each image's own caption (default), or without one",
+        choices=CAPTIONS,
     )
     attacks: Sequence[str] | None = option(None, "the attacks to run (default: all)", COST, "ATTACK", nargs="+")
     attack_module: File | None = option(

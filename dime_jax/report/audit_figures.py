@@ -68,7 +68,7 @@ def draw_all(record: Record, results: AuditFindings, candidates: Sequence[Candid
 
 
 def audit_style() -> AbstractContextManager[None]:
-    """The package's style, with text kept as text in SVG files and the colours that the page knows."""
+    """Use the package's style, with text kept as text in SVG files and the colours that the page knows."""
     colors = {"axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "grid.color": RULE}
     ticks = {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
     legend = {"legend.columnspacing": 1.2, "legend.handlelength": 1.6}
@@ -76,7 +76,7 @@ def audit_style() -> AbstractContextManager[None]:
 
 
 def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
-    """Log-log ROC of every attack, and what differential privacy would allow."""
+    """Draw the log-log ROC of every attack, and what differential privacy would allow."""
     figure, axes = _new()
     highlighted = _highlighted(record)
     size = len(record.split.heldout)
@@ -112,7 +112,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
-    """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
+    """Draw histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
     scores = record.scores(record.decider).map(finite)
     candidates = record.own_scores(record.arrays.candidates)
@@ -140,7 +140,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
-    """AUC against queries per image, tiers of one attack joined, with intervals."""
+    """Draw AUC against queries per image, tiers of one attack joined, with intervals."""
     figure, axes = _new()
     highlighted = _highlighted(record)
     for name in dict.fromkeys(row.attack for row in results.results):
@@ -174,7 +174,7 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None:
-    """Calibration AUC over timesteps, each at its best step size and angle."""
+    """Draw calibration AUC over timesteps, each at its best step size and angle."""
     found: dict[str, list[Calibration]] = {}
     tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
     for one in stages.calibrations_by_timestep(record.directory):
@@ -205,7 +205,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
 
 
 def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
-    """B̂² against V̂ of DIME at its largest tier, in calibration standard deviations, with direction and threshold."""
+    """Draw DIME's B̂² against V̂ at its largest tier, in calibration standard deviations; direction and threshold."""
     runs = [one for one in record.calibrations if one.attack == "dime"]
     if not runs:
         return None
@@ -251,9 +251,9 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
 
 
 def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
-    """The candidates' p-values in rising order, and the line below which they are evidence; None if there are none.
+    """Draw the candidates' p-values in rising order, and the line below which they are evidence; None without any.
 
-    Where a p-value was withheld there is none here either.
+    Withheld p-values are not drawn either.
     """
     found = results.candidates
     p = np.sort([row.p_value for row in candidates if row.p_value is not None])
@@ -282,7 +282,7 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
 
 
 def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
-    """`draw_difficulty` of an audit whose p-values are adjusted; candidates without a p-value are left out."""
+    """Call `draw_difficulty` for an audit with adjusted p-values; candidates without a p-value are left out."""
     table, pictures, adjustment = record.candidates, record.pictures, record.decider.adjustment
     if table is None or pictures is None or adjustment is None:
         return None
@@ -298,7 +298,7 @@ def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> Audi
 
 
 def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict]) -> AuditFigure | None:
-    """Scores against what the pictures alone predict of them, with the diagonal; None without a finite held-out image.
+    """Draw scores against what the pictures alone predict, with the diagonal; None without a finite held-out score.
 
     Args:
       heldout: of each held-out image what the picture predicts, and its score [2, n]; NaN where there is none.
@@ -344,7 +344,7 @@ def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Seque
 
 
 def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigure:
-    """Every candidate's p-value before and after a deletion."""
+    """Draw every candidate's p-value before and after a deletion."""
     figure, axes = _new()
     numbers = []
     for place, row in enumerate(candidates):
@@ -370,7 +370,7 @@ def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigu
 
 
 def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
-    """Of each sample that is not empty, how it is spread."""
+    """Tabulate the quantiles of each sample that is not empty."""
     rows = [
         [name, *(f"{value:.4g}" for value in np.quantile(sample, _LISTED_SHARES))]
         for name, sample in samples.items()
@@ -380,7 +380,7 @@ def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
 
 
 def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
-    """The line w · (x, y) = τ, for weights w of length 1."""
+    """Draw the line w · (x, y) = τ, for weights w of length 1."""
     direction = np.array(weights)
     point, along = tau * direction, np.array([-direction[1], direction[0]])
     axes.axline(tuple(point), tuple(point + along), color=INK, lw=0.8, ls=(0, (4, 2)))
@@ -399,7 +399,7 @@ def _new() -> tuple[Figure, Axes]:
 
 
 def _highlighted(record: Record) -> dict[str, str]:
-    """Colours of the two attacks that stand out: the one that decides, and the best baseline or, beside one, DIME."""
+    """Colour the two attacks that stand out: the one that decides, and the best baseline (DIME if one decides)."""
     ours = record.decider.family == DIME
     others = [one for one in record.calibrations if (one.family != DIME if ours else one.attack == "dime")]
     second = {best_calibrated(others).attack: SECOND} if others else {}
@@ -407,7 +407,7 @@ def _highlighted(record: Record) -> dict[str, str]:
 
 
 def _largest_tiers(record: Record) -> list[Calibration]:
-    """Each attack once, at its largest budget."""
+    """Return each attack once, at its largest budget."""
     largest: dict[str, Calibration] = {}
     for frozen in record.calibrations:
         largest[frozen.attack] = max(frozen, largest.get(frozen.attack, frozen), key=lambda one: one.queries)
@@ -422,7 +422,7 @@ def _line_style(frozen: Calibration, highlighted: Mapping[str, str], by_attack: 
 
 
 def _nudge(name: str) -> float:
-    """A factor near 1, fixed for each attack, that keeps points at one budget apart."""
+    """Return a factor near 1, fixed for each attack, that keeps points at one budget apart."""
     return 1 + 0.012 * (sum(name.encode()) % 9 - 4)
 
 

@@ -14,7 +14,7 @@ from dime_jax.protocol.evaluation import Evaluation
 def print_results(results: Evaluation, console: rich.console.Console | None = None) -> None:
     """Print the results as the paper lays out its tables: attacks as rows, metrics in per cent with intervals.
 
-    The last two columns are those of the same attack at its own best setting, minus what the picture explains.
+    The last two columns are of the same attack at its own best setting, minus what the picture explains.
     """
     table = rich.table.Table(title="Test half, per cent, with 95 % intervals", title_justify="left", pad_edge=False)
     for column in ("attack", "queries", "setting", "AUC", "ASR", "TPR@1%FPR", "adjusted AUC", "adjusted TPR"):

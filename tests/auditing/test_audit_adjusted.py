@@ -94,6 +94,6 @@ def test_a_p_value_does_not_depend_on_who_else_was_asked_about(tmp_path):
 def test_missing_statistics_are_said_in_one_line(tmp_path):
     record, _ = audit(tmp_path)
     (record.directory / "statistics.json").unlink()
-    with pytest.raises(ValueError, match=r"statistics\.json is missing, and audit\.json goes with it") as error:
+    with pytest.raises(ValueError, match=r"statistics\.json is missing, but audit\.json lists it") as error:
         auditing.report(tmp_path)
     assert "\n" not in str(error.value)

@@ -258,7 +258,7 @@ def test_more_than_a_tenth_of_a_known_role_refuses_the_audit_before_any_query(tm
     calls = []
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h")}
     roles[role] = broken(roles_pixels(role), range(7), "b")
-    message = f"too many {words} that cannot be used: limit 10% of 60, got 7, such as {role}/b-00000: is broken"
+    message = f"too many {words} that cannot be used: must be <= 10% of 60, got 7, such as {role}/b-00000: is broken"
     with pytest.raises(ValueError, match=message) as error:
         auditing.audit(config(tmp_path, model=recording(calls), **roles))
     assert "\n" not in str(error.value)
