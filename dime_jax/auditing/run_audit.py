@@ -22,6 +22,7 @@ from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
 from dime_jax.auditing.models import open_models
+from dime_jax.auditing.reference import train_beside
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
@@ -58,8 +59,11 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model, reference = opened = open_models(config)
+    model, reference = open_models(config)
     images = open_images(config, model.denoiser)
+    if config.trains_reference:
+        images, reference = train_beside(config, model, images)
+    opened = model, reference
     config.options.say(_introduction(opened, images))
     begin(config, model.denoiser, images)
     hooks = scoring.Hooks(on_rate=cost.eta_hook(config, images, model.denoiser))

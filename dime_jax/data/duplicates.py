@@ -4,13 +4,16 @@ Exact duplicates share all pixels. Near duplicates are copies in which a viewer 
 how they are found.
 """
 
+import io
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from dime_jax._util import validate
+from dime_jax._util import files, validate
+from dime_jax._util.text import one_line
 from dime_jax.data import decoding, groups
 from dime_jax.data.batches import map_items
 from dime_jax.data.near_copies import GRID, MAX_RMS, MIN_CORRELATION, Pictures, find_near_copies
@@ -75,6 +78,49 @@ def sketch(item: Item) -> Sketch:
     return Sketch(pixel_digest(item.image), *decoding.in_turn(pixels.size // pixels.shape[-1], shrink), side)
 
 
+_STORED = np.dtype(
+    [
+        ("digest", np.uint8, 16),
+        ("grey", np.uint8, (GRID, GRID)),
+        ("thumbnail", np.uint8, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE, 3)),
+        ("side", "<i4"),
+    ]
+)
+
+
+def sketches_file(directory: pathlib.Path, fingerprint: str) -> pathlib.Path:
+    """Where the sketches of the images of a trained model are kept, beside it; `fingerprint` is that of the images."""
+    return directory / f"trained_on-{fingerprint}.npy"
+
+
+def write_sketches(path: pathlib.Path, sketches: Sequence[Sketch]) -> None:
+    """Write sketches to an .npy file, completely or not at all."""
+    rows, buffer = np.zeros(len(sketches), _STORED), io.BytesIO()
+    for row, one in zip(rows, sketches):
+        row["digest"], row["side"] = np.frombuffer(one.digest, np.uint8), one.side
+        row["grey"], row["thumbnail"] = one.grey, one.thumbnail
+    np.save(buffer, rows, allow_pickle=False)
+    files.write_atomically(path, buffer.getvalue())
+
+
+def read_sketches(path: pathlib.Path) -> list[Sketch]:
+    """Read what `write_sketches` wrote; no more memory is taken than the file has bytes.
+
+    Raises:
+      ValueError: in one line, for any other file.
+    """
+    try:
+        rows = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a damaged file fails in many ways
+        raise ValueError(f"{path} cannot be read as sketches of images: {one_line(error)}") from None
+    if rows.dtype != _STORED or rows.ndim != 1 or np.any(rows["side"] < 1):
+        raise ValueError(f"{path} must hold sketches of images, as dime_jax writes them")
+    return [
+        Sketch(row["digest"].tobytes(), np.array(row["grey"]), np.array(row["thumbnail"]), int(row["side"]))
+        for row in rows
+    ]
+
+
 def find_duplicates(
     source: Source,
     indices: Sequence[int] | np.ndarray | None = None,
@@ -134,6 +180,22 @@ def compare_sketches(
 
     exact, near = compared[exact], compared[near]
     return Duplicates(groups.connect(n, np.concatenate([exact, near])), exact, near)
+
+
+def copies_of_others(found: Duplicates, n: int) -> tuple[Duplicates, np.ndarray]:
+    """Take the images beyond the first n out again.
+
+    Args:
+      found: duplicates among all images.
+      n: how many of them stay.
+
+    Returns:
+      Duplicates: those among the first n.
+      np.ndarray: which of the first n are copies of one that goes, or of copies of it, bool [n].
+    """
+    exact, near = (pairs[pairs.max(axis=1, initial=0) < n] for pairs in (found.exact, found.near))
+    kept = Duplicates(groups.connect(n, np.concatenate([exact, near])), exact, near)
+    return kept, np.isin(found.groups[:n], np.setdiff1d(found.groups[n:], [groups.ALONE]))
 
 
 def report_duplicates(duplicates: Duplicates, split: Split, halves: Halves | None = None) -> DuplicateReport:

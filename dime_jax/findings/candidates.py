@@ -51,7 +51,7 @@ def find_candidates(record: Record, withheld: str | None) -> tuple[list[Candidat
         return [], None
     judged = _judge(record, record.candidates, withheld)
     rows = _rows(judged, record) + [
-        CandidateRow(id=one.id, reason=f"could not be read: {one.reason}") for one in record.facts.unusable_candidates
+        CandidateRow(id=one.id, reason=f"could not be used: {one.reason}") for one in record.facts.unusable_candidates
     ]
     return rows, _summary(judged, record, [row.verdict for row in rows])
 
@@ -140,7 +140,7 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
 
 
 def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> CandidatesFound:
-    """All of them together; `words` are the verdicts, also on those that could not be read."""
+    """All of them together; `words` are the verdicts, also on those that could not be used."""
     verdicts, likeness, truth = judged.verdicts, judged.likeness, record.arrays.truth
     set_test, reverse = _set_tests(judged, record)
     return CandidatesFound(

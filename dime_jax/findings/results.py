@@ -156,7 +156,7 @@ class CandidatesFound:
     """All candidates together; candidates.csv has a line for each.
 
     Attributes:
-      count: how many, also those that could not be read.
+      count: how many, also those that could not be used.
       evidence: show evidence of membership.
       no_evidence: show none.
       cannot_tell: cannot be told.

@@ -38,7 +38,7 @@ def too_few_answers(answered: np.ndarray, unreadable: int) -> str | None:
     if not unreadable:
         return f"{NO_FINITE_ANSWER} for {unanswered} of {count} candidates"
     also = f", and {NO_FINITE_ANSWER} for {unanswered}" if unanswered else ""
-    return f"{unreadable} of {count} candidates could not be read{also}"
+    return f"{unreadable} of {count} candidates could not be used{also}"
 
 
 def unlike_set(likeness: evidence.Likeness) -> str | None:

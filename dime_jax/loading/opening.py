@@ -30,12 +30,14 @@ class OpenedModel(NamedTuple):
       origin: in words.
       facts: a line on each thing that had to be known to convert it.
       commit: of a model from the Hub, 40 hex digits that say exactly which files it was made from.
+      spec: of its networks; None if they are not known here, as of a hosted model or a function.
     """
 
     denoiser: Denoiser
     origin: str
     facts: tuple[str, ...] = ()
     commit: str | None = None
+    spec: models.ModelSpec | None = None
 
     def describe(self) -> str:
         """A few lines for people."""
@@ -160,7 +162,7 @@ def _opened(directory: Path, name: str, origin: str, use: UseOptions, say: Say) 
     lines += [f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras]
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
-    return OpenedModel(denoiser, origin, tuple(map(printable, lines)))
+    return OpenedModel(denoiser, origin, tuple(map(printable, lines)), spec=model_directory.read_spec(directory))
 
 
 def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], object]:

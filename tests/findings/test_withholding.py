@@ -29,8 +29,8 @@ def test_nothing_can_be_said_of_no_denoiser_or_of_swapped_sets(checks, direction
         (10, 0, 0, None),
         (9, 1, 0, None),  # a tenth may be missing
         (18, 1, 1, None),
-        (8, 1, 1, "1 of 10 candidates could not be read, and the model gave no finite answer for 1"),
-        (8, 0, 1, "1 of 9 candidates could not be read"),
+        (8, 1, 1, "1 of 10 candidates could not be used, and the model gave no finite answer for 1"),
+        (8, 0, 1, "1 of 9 candidates could not be used"),
         (8, 1, 0, "the model gave no finite answer for 1 of 9 candidates"),
     ],
 )
