@@ -179,7 +179,7 @@ def test_what_nearly_everyone_needs_fits_on_a_screen(command, options, capsys, m
         assert f"\n  --{option}" in screen
     if command == "audit":
         assert "hf:" in screen
-        headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
+        headings = [line for line in lines if re.fullmatch(r"[A-Za-z ]+:", line)]
         assert headings[2:] == [f"{heading}:" for heading in cli._HEADINGS]
 
 
