@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
+from dime_jax._util.allocator import returnable
 from dime_jax._util.typing import PyTree
 from dime_jax.core.draws import Draws, id_numbers
 from dime_jax.core.schedule import NoiseSchedule
@@ -126,7 +127,8 @@ class Denoiser:
     def params(self) -> PyTree:
         """The weights, read again if they were released; hold them no longer than they are needed."""
         if self._params is None and self._reload is not None:
-            self._params = self._reload()
+            with returnable():
+                self._params = self._reload()
         return self._params
 
     def release(self) -> None:

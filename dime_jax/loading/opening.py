@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dime_jax import models
+from dime_jax._util.allocator import returnable
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
 from dime_jax._util.text import printable
@@ -169,6 +170,7 @@ def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], objec
     return lambda spec: None if spec.autoencoder is None else say(describe_memory(spec, use.hold))
 
 
+@returnable()
 def _load(directory: Path, use: UseOptions) -> Denoiser:
     model = _read(directory, use)
     reload = functools.partial(_read_again, directory, use, model.fingerprint)

@@ -174,6 +174,7 @@ def guard(
     denoiser.release()
     own = directory / REFERENCE
     there = model_check.check_once(own, reference, source, heldout, transform=transform, seed=seed, options=options)
+    reference.release()
     if not there.passed:
         raise ValueError(f"the reference {reference.name} cannot be used: {there.summary}")
     if there.errors == check.errors:
