@@ -125,21 +125,21 @@ class Agreement(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharpest(Rule):
-    """Logarithms of several readings, of which the one that is known most sharply speaks loudest.
+class FirstIfSharp(Rule):
+    """Logarithms of two readings: the first decides where it is known sharply, the second elsewhere.
 
-    score = Σ_i u_i r_i / s_i,  u_i ∝ (sharpness_i / s_i)⁴,  Σ_i u_i = 1
+    score = u r₀/s₀ + (1 - u) r₁/s₁,  u = 1/(1 + (s₀/τ)²)
 
     where r are the terms, or what is left of them once something is taken out, and s their standard deviations over all
-    images alike (`mix`). Of logarithms, s says how small a change by a factor can be seen. No label is used, and the
-    order of the images does not matter, to the bit.
+    images alike (`mix`). Of a logarithm, s₀ says which change by a factor can be told from noise. No label is used, and
+    the order of the images does not matter, to the bit.
 
     Attributes:
-      sharpness: of each reading; the first terms are the readings.
+      sharp: τ.
       covariates: as in `Rule`.
     """
 
-    sharpness: tuple[float, ...]
+    sharp: float
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
@@ -148,12 +148,11 @@ class Sharpest(Rule):
         return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
-        """Return u / s; 0 for a reading that does not vary."""
+        """Return u/s₀ and (1 - u)/s₁; 0 for a reading that does not vary, and all to the other one."""
         deviations = _deviations(residuals)
-        varies = deviations > 0
-        inverse = np.divide(1.0, deviations, out=np.zeros(len(deviations)), where=varies)
-        shares = (np.array(self.sharpness) * inverse / max(inverse.max(), 1e-300)) ** 4
-        return shares / max(shares.sum(), 1e-300) * inverse
+        share = 1 / (1 + (deviations[0] / self.sharp) ** 2) if deviations[0] > 0 else 0.0
+        shares = np.array([share, 1 - share])
+        return np.divide(shares, deviations, out=np.zeros(2), where=deviations > 0)
 
 
 def agreement(rows: np.ndarray) -> float:

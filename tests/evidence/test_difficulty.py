@@ -7,7 +7,7 @@ import pytest
 import scipy.fft
 from sklearn.linear_model import RidgeCV
 
-from dime_jax.attacks.rules import Sharpest
+from dime_jax.attacks.rules import FirstIfSharp
 from dime_jax.core.schedule import linear_schedule
 from dime_jax.evidence import difficulty
 from dime_jax.evidence.difficulty import (
@@ -309,7 +309,7 @@ def test_a_reference_that_answers_as_the_model_does_leaves_nothing():
     left = difficulty_residuals(scores, np.column_stack([statistics, scores]), 1)
     np.testing.assert_array_equal(left, np.zeros(60))
     left = difficulty_residuals(np.stack([scores, -scores]), np.column_stack([statistics, scores]), 1)
-    assert np.array_equal(Sharpest((0.8, 1.0)).mix(left), [0.0, 0.0])
+    assert np.array_equal(FirstIfSharp(0.06).mix(left), [0.0, 0.0])
 
 
 def test_no_scale_follows_from_what_a_reference_says():
