@@ -18,6 +18,7 @@ from dime_jax.data.pairs import Pair
 # Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
 Terms: TypeAlias = jax.Array | np.ndarray
 TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
+_ROUNDING = 1e-6  # of the logarithm of a reading, which is a norm in float32
 
 
 class TermStats(NamedTuple):
@@ -143,11 +144,11 @@ class EqualFactors(Rule):
         return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
-        """Return 1 / Var r_i; 0 for one that does not vary."""
+        """Return 1 / Var r_i; 0 for one that varies by the rounding of its reading alone."""
         if not residuals.shape[1]:
             return np.ones(len(residuals))
         variances = np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1)
-        return np.divide(1.0, variances, out=np.zeros(len(variances)), where=variances > 0)
+        return np.divide(1.0, variances, out=np.zeros(len(variances)), where=variances > _ROUNDING**2)
 
 
 def agreement(rows: np.ndarray) -> float:

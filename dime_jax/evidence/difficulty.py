@@ -272,7 +272,8 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
     known = pile.take(pile.known)
     of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
     fits = [fit_difficulty(*of, pile.unpenalised) for of in of_each]
-    residuals = np.stack([fit(*of) for fit, of in zip(fits, of_each)])
+    steps = [_RESOLUTION * (1.0 if fit.scale else np.std(of[0]) or 1.0) for fit, of in zip(fits, of_each)]
+    residuals = np.stack([np.round(fit(*of) / step) * step for fit, of, step in zip(fits, of_each, steps)])
     return Adjustment(tuple(fits), tuple(mix(residuals).tolist()))
 
 
