@@ -56,7 +56,7 @@ class AuditConfig(AuditOptions, OutputOption):
             raise ValueError("images and split must be given together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("name the images by members and heldout, or by images and split")
-        if self.reference_lora and self.reference is None and not self.use.lora:
+        if self.reference_lora and not self.has_reference:
             raise ValueError("reference_lora needs a reference to merge it into")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")

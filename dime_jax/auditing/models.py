@@ -2,8 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from dime_jax._util.distributed import shared_cache
 from dime_jax.auditing.config import AuditConfig
@@ -49,7 +48,9 @@ def open_compared(config: AuditConfig, after: _Model) -> tuple[OpenedModel, Open
     return before, _open(config, after, config.model_options, config.model)
 
 
-def _open(config: AuditConfig, named: _Model, options: dict[str, Any], other: _Model | None = None) -> OpenedModel:
+def _open(
+    config: AuditConfig, named: _Model, options: Mapping[str, object], other: _Model | None = None
+) -> OpenedModel:
     """Open one of one or two models; how to ask a hosted one is said once, and a token is for one server only."""
     hosted = [model for model in (named, other) if model is not None and is_address(model)]
     if config.remote.has_token and len({parse_url(str(model))[0] for model in hosted}) > 1:
