@@ -258,10 +258,7 @@ def score_half(
     directory = pathlib.Path(directory)
     validate.check_choice(half, HALVES, "half")
     run, split = _read_run(directory), getattr(read_halves(directory), half)
-    given = None if model.reference is None else model.reference.denoiser.fingerprint
-    if given != run.reference:
-        asked = [f"the reference {one}" if one else "no reference" for one in (run.reference, given)]
-        raise ValueError(f"{directory} was begun with {asked[0]}, this is {asked[1]}")
+    _check_reference(directory, None if model.reference is None else model.reference.denoiser.fingerprint)
     if half == "test":
         jobs = [frozen_job(frozen) for way in Way for frozen in read_calibrations(directory, way)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
@@ -280,6 +277,21 @@ def score_half(
         seed=run.seed,
         options=options or scoring.ScoringOptions(),
     )
+
+
+def _check_reference(directory: pathlib.Path, given: str | None) -> None:
+    """Require the reference that a run was begun with, by its fingerprint; None for none."""
+    begun = _read_run(directory).reference
+    if given != begun:
+        asked = [f"the reference {one}" if one else "no reference" for one in (begun, given)]
+        raise ValueError(f"{directory} was begun with {asked[0]}, this is {asked[1]}")
+
+
+def _read_half(directory: pathlib.Path, half: str) -> ScoreTable:
+    """The table of a half, with that of the run's reference beside it."""
+    table = beside.read(directory, half)
+    _check_reference(directory, None if table.reference is None else table.reference.manifest["identity"]["model"])
+    return table
 
 
 def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
@@ -395,7 +407,7 @@ def _hear(
     pictures = statistics.read(directory) if statistics.exist(directory) else None
     scores = []
     for half in halves:
-        table, split = beside.read(directory, half), getattr(splits, half)
+        table, split = _read_half(directory, half), getattr(splits, half)
         for asked, way in itertools.product(witness, heard):
             whose, job = beside.of_reference(table, asked) if by_reference else (table, asked)
             terms = term_pair(whose, job, split, way)
@@ -426,7 +438,7 @@ def _calibrate_each(
     way: Way = Way.PLAIN,
 ) -> list[Calibration]:
     """One calibration for each group of jobs with the same key, in the order of the grid."""
-    table = beside.read(directory, "calibration")
+    table = _read_half(directory, "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
     rows: dict[Hashable, list[Job]] = {}
     for job in jobs:
@@ -469,7 +481,7 @@ def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
 def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
-    table, seed = beside.read(directory, "test"), _read_run(directory).seed
+    table, seed = _read_half(directory, "test"), _read_run(directory).seed
     groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
     pictures = statistics.read(directory) if statistics.exist(directory) else None
@@ -483,7 +495,7 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
     for one in frozen[Way.PLAIN]:
         seconds = one.queries * table.seconds_per_query
         rows.append(result_row(outcome_of(one), seconds, {way: of.get(one.label) for way, of in others.items()}))
-    calibration_half = beside.read(directory, "calibration")
+    calibration_half = _read_half(directory, "calibration")
     about, fingerprints = table.manifest["identity"], {}
     if table.reference is not None:
         fingerprints["reference"] = table.reference.manifest["identity"]["model"]

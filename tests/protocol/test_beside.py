@@ -409,17 +409,32 @@ def test_a_run_goes_on_with_its_own_reference_only(whole, tmp_path):
         run(tmp_path / "run", reference=memoriser(images(24, 3), "other"))  # of the same name
 
 
-@pytest.mark.parametrize("damage", ["gone", "changed"])
-@pytest.mark.parametrize(("place", "stage"), [("calibration", "calibration.json"), ("test", "test")])
-def test_what_a_reference_answered_is_needed_and_sealed(place, stage, damage, whole, tmp_path):
+@pytest.mark.parametrize("damage", ["gone", "changed", "another reference's"])
+@pytest.mark.parametrize("place", ["calibration", "test"])
+def test_what_the_reference_answered_is_needed_as_it_was(place, damage, whole, tmp_path):
     shutil.copytree(whole[0], tmp_path / "run")
     table = tmp_path / "run" / "reference" / place
-    if damage == "gone":
-        shutil.rmtree(table)
-    else:
+    if damage == "changed":
         content = bytearray((table / "scores.parquet").read_bytes())
         content[len(content) // 2] ^= 1
         (table / "scores.parquet").write_bytes(content)
-    with pytest.raises(ValueError, match=r"reference|no reference beside it") as error:
+    else:
+        shutil.rmtree(table)
+    if damage == "another reference's":
+        run(tmp_path / "other", reference=memoriser(images(24, 3), "third"))
+        shutil.copytree(tmp_path / "other" / "reference" / place, table)
+    with pytest.raises(ValueError, match=r"reference/|was begun with the reference function:other, this is ") as error:
         stages.evaluate_run(tmp_path / "run")
     assert "\n" not in str(error.value)
+    if place == "calibration" and damage != "changed":
+        with pytest.raises(ValueError, match="was begun with the reference function:other, this is "):
+            stages.calibrate_run(tmp_path / "run")
+
+
+def test_calibration_goes_with_what_the_reference_answered(whole, tmp_path):
+    """Which a manifest says: one that was sealed anew is not the one that calibration.json was made from."""
+    shutil.copytree(whole[0], tmp_path / "run")
+    table = tmp_path / "run" / "reference" / "calibration"
+    score_table.write_manifest(table, {**score_table.read_manifest(table), "seconds": 1.0})
+    with pytest.raises(ValueError, match=r"reference/calibration/manifest.json is damaged or of another run"):
+        stages.read_calibrations(tmp_path / "run")
