@@ -62,7 +62,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     config = _config(args)
     for condition in args.fail_if:
-        gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels())
+        gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels(), config.has_reference)
     return _show(auditing.audit(config), args)
 
 
@@ -109,7 +109,7 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax.auditing.images import open_as_given
     from dime_jax.auditing.models import denoisers, open_models
     from dime_jax.auditing.run_audit import begin
-    from dime_jax.scoring import score_table
+    from dime_jax.protocol import beside
 
     if not (args.images and args.split) and not (args.members and args.heldout):
         raise ValueError("name the images with --members and --heldout, or with --images and --split")
@@ -125,8 +125,9 @@ def _score(args: argparse.Namespace) -> int:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)
     run_protocol(config, denoiser, images, halves, [args.half], reference=reference)
-    table = score_table.read_table(args.run / args.half)
-    print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
+    table = beside.read(args.run, args.half)
+    asked = "" if table.reference is None else f", and {table.reference.queries_made:,} of the reference"
+    print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made{asked}")
     return DONE
 
 
@@ -142,7 +143,8 @@ def _calibrate(args: argparse.Namespace) -> int:
     _load_attack_module(args)
     for frozen in stages.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
-    for alarm in wording.direction_alarms(stages.read_direction(args.run, ["calibration"])):
+    alarms = wording.direction_alarms(stages.read_direction(args.run, ["calibration"]))
+    for alarm in [*alarms, *wording.reference_alarms(stages.reference_direction(args.run, ["calibration"]))]:
         print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
@@ -248,6 +250,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _show(result: "AuditResult", args: argparse.Namespace) -> int:
     """Print what an audit or a comparison found."""
+    from dime_jax.findings import wording
     from dime_jax.protocol.evaluation import Evaluation
     from dime_jax.report import tables
 
@@ -257,7 +260,7 @@ def _show(result: "AuditResult", args: argparse.Namespace) -> int:
         if isinstance(found, Evaluation) and found.results:
             tables.print_results(found, console)
         tables.print_headline(found.headline, found.warnings, console)
-        print(f"{found.queries_made:,} queries made. The report: {result.report}")
+        print(f"{wording.queries_made(found)}. The report: {result.report}")
     return _finish(found, args)
 
 

@@ -18,6 +18,7 @@ from dime_jax.data.pairs import Pair
 # Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
 Terms: TypeAlias = jax.Array | np.ndarray
 TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
+_ROUNDING = 1e-6  # of the logarithm of a reading, which is a norm in float32
 
 
 class TermStats(NamedTuple):
@@ -150,6 +151,7 @@ class FirstIfSharp(Rule):
     def mix(self, residuals: np.ndarray) -> np.ndarray:
         """Return u/s₀ and (1 - u)/s₁; 0 for a reading that does not vary, and all to the other one."""
         deviations = _deviations(residuals)
+        deviations = np.where(deviations > _ROUNDING, deviations, 0.0)
         share = 1 / (1 + (deviations[0] / self.sharp) ** 2) if deviations[0] > 0 else 0.0
         shares = np.array([share, 1 - share])
         return np.divide(shares, deviations, out=np.zeros(2), where=deviations > 0)

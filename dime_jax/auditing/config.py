@@ -59,7 +59,7 @@ class AuditConfig(AuditOptions, OutputOption):
             raise ValueError("name the images by members and heldout, or by images and split")
         if self.trains_reference and not re.fullmatch(rf"{TRAIN}[1-9]\d{{0,8}}(:{SMALL})?", str(self.reference)):
             raise ValueError(f"reference must be {TRAIN}N or {TRAIN}N:{SMALL} to train one, got {self.reference!r}")
-        if self.reference_lora and (self.trains_reference or (self.reference is None and not self.use.lora)):
+        if self.reference_lora and (self.trains_reference or not self.has_reference):
             raise ValueError("reference_lora needs a reference to merge it into")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")

@@ -37,6 +37,7 @@ from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts, RunFacts
 from dime_jax.protocol.record import Record, candidates_place, read_known, variations_place
 from dime_jax.report import html
+from dime_jax.scoring.query_ledger import REFERENCE
 
 
 class AuditResult(NamedTuple):
@@ -105,8 +106,11 @@ def _write_record(
         calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
         test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
     )
-    noisy = identity.noise_warnings(config.directory, model.denoiser.fingerprint)
-    beside_it = None if reference is None else describe_model(reference)
+    noisy, beside_it = identity.noise_warnings(config.directory, model.denoiser.fingerprint), None
+    if reference is not None:
+        beside_it = describe_model(reference)
+        theirs = identity.noise_warnings(config.directory / REFERENCE, reference.denoiser.fingerprint)
+        noisy += [f"reference: {line}" for line in theirs]
     facts = AuditFacts(
         **vars(dataclasses.replace(shared, images=counts, reference=beside_it)),
         grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),

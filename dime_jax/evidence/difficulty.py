@@ -53,8 +53,8 @@ class Difficulty:
       mean, std: of the statistics, by which they are standardised; std is infinite for those that do not vary.
       missing: bool [k], which of the first k some image of the fit lacks: each of those has an indicator of its own.
       location: coefficients of the expected score: of the first k, of the indicators, of the last j, and the constant.
-      scale: coefficients of the log of its typical deviation, which the last j do not explain; None if there was
-        nothing to fit it to.
+      scale: coefficients of the log of its relative deviation, of mean 0 over the fit, which the last j do not explain;
+        None if there was nothing to fit it to.
     """
 
     mean: tuple[float, ...]
@@ -64,7 +64,7 @@ class Difficulty:
     scale: tuple[float, ...] | None
 
     def __call__(self, scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
-        """Return (score - expected) / typical deviation [n]; a statistic that is NaN counts as its mean."""
+        """Return (score - expected) / relative deviation [n]; a statistic that is NaN counts as its mean."""
         columns, others = self._columns(np.asarray(statistics, np.float64))
         residuals = np.asarray(scores, np.float64) - _linear(np.hstack([columns, others]), self.location)
         return residuals if self.scale is None else residuals * np.exp(-_linear(columns, self.scale))
@@ -173,6 +173,7 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised
     if typical <= _RESOLUTION * np.std(scores):  # what is left is rounding, and must not be blown up
         return fit
     scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)), others[:, :0])
+    scale[-1] -= _linear(columns, tuple(scale)).mean()
     return dataclasses.replace(fit, scale=tuple(scale.tolist()))
 
 
@@ -196,7 +197,7 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpen
         return np.zeros_like(scores)
     fit = fit_difficulty(scores / unit, statistics, unpenalised)
     residuals = np.round(fit(scores / unit, statistics) / _RESOLUTION) * _RESOLUTION
-    return residuals * unit if fit.scale is None else residuals
+    return residuals * unit
 
 
 class Pile(NamedTuple):
@@ -272,7 +273,8 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
     known = pile.take(pile.known)
     of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
     fits = [fit_difficulty(*of, pile.unpenalised) for of in of_each]
-    residuals = np.stack([fit(*of) for fit, of in zip(fits, of_each)])
+    steps = [_RESOLUTION * (1.0 if fit.scale else np.std(of[0]) or 1.0) for fit, of in zip(fits, of_each)]
+    residuals = np.stack([np.round(fit(*of) / step) * step for fit, of, step in zip(fits, of_each, steps)])
     return Adjustment(tuple(fits), tuple(mix(residuals).tolist()))
 
 

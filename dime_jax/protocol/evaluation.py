@@ -103,6 +103,7 @@ class Evaluation:
       reference_queries_made: what it spent on the reference; absent if there is none.
       model_check: whether the model predicts noise; None if that was not checked.
       direction: what the witness says about which set is which.
+      reference_direction: what the reference's own answers say, which should tell nothing; absent if there is none.
       warnings: for the reader.
     """
 
@@ -115,6 +116,7 @@ class Evaluation:
     reference_queries_made: Absent[int] = None
     model_check: DenoiserCheck | None = None
     direction: Direction = NOT_CHECKED
+    reference_direction: Absent[Direction] = None
     warnings: tuple[str, ...]
 
     def row(self, label: str) -> ResultRow | None:

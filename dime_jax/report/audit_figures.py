@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from dime_jax import evidence
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.evidence import Verdict, metrics
+from dime_jax.evidence import Verdict, Way, metrics
+from dime_jax.findings import wording
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
 from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
@@ -282,7 +283,7 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
 
 
 def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
-    """Call `draw_difficulty` for an audit with adjusted p-values; candidates without a p-value are left out."""
+    """Call `draw_difficulty` for an audit with something taken out; candidates without a p-value are left out."""
     table, pictures, adjustment = record.candidates, record.pictures, record.decider.adjustment
     if table is None or pictures is None or adjustment is None:
         return None
@@ -294,18 +295,36 @@ def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> Audi
     rows = candidates[: len(record.arrays.candidates)]  # those that could not be read come last
     judged = np.array([row.p_value is not None for row in rows], bool)
     verdicts = [row.verdict for row in rows if row.p_value is not None]
-    return draw_difficulty(sides[0], sides[1][:, judged], verdicts)
+    return draw_difficulty(sides[0], sides[1][:, judged], verdicts, record.decider.way)
 
 
-def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict]) -> AuditFigure | None:
-    """Draw scores against what the pictures alone predict, with the diagonal; None without a finite held-out score.
+# What predicts scores, and why that is looked at.
+_PREDICTED_BY = {
+    Way.ADJUSTED: (
+        "the picture alone predicts",
+        "Some pictures are easy and score low whether the model saw them or not",
+    ),
+    Way.BESIDE: ("the reference predicts", "Some images score low with every model, whether it saw them or not"),
+    Way.BESIDE_ADJUSTED: (
+        "the reference and the picture predict",
+        "Some images score low with every model, whether it saw them or not",
+    ),
+}
+
+
+def draw_difficulty(
+    heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict], way: Way = Way.ADJUSTED
+) -> AuditFigure | None:
+    """Draw scores against what is predicted of them without the model; None without a finite held-out score.
 
     Args:
-      heldout: of each held-out image what the picture predicts, and its score [2, n]; NaN where there is none.
+      heldout: of each held-out image what is predicted, and its score [2, n]; NaN where there is none.
       candidates: the same of the candidates [2, m]; none of them where p-values are withheld.
       verdicts: on each of them [m].
+      way: by what it is predicted.
     """
     figure, axes = _new()
+    predicts, why = _PREDICTED_BY[way]
     given, numbers = np.array(verdicts, object), []
     sides = {"held-out": ((MUTED, "."), heldout)}
     sides |= {one.split(" of ")[0]: (look, candidates[:, given == one]) for one, look in _VERDICT_LOOKS.items()}
@@ -330,15 +349,14 @@ def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Seque
         size=6.5,
         transform=axes.transAxes,
     )
-    axes.set(xlabel="score that the picture alone predicts", ylabel="score (lower = more like training)")
+    axes.set(xlabel=f"score that {predicts}", ylabel="score (lower = more like training)")
     figures.legend_below(figure, axes)
     return AuditFigure(
         "difficulty",
         figure,
-        "Is the score low for such a picture?",
-        "Some pictures are easy and score low whether the model saw them or not. The line is what a picture alone "
-        "predicts: what counts is how far below it an image lies.",
-        f"Scores against what the picture alone predicts; {numbers[0][2]} per cent of held-out images lie below it.",
+        "Is the score low beside another model’s?" if way.reference else "Is the score low for such a picture?",
+        f"{why}. The line is what {predicts}: what counts is how far below it an image lies.",
+        f"Scores against what {predicts}; {numbers[0][2]} per cent of held-out images lie below it.",
         Numbers(["Images", "how many", "below the line, %", "median distance from the line"], numbers),
     )
 
@@ -427,4 +445,4 @@ def _nudge(name: str) -> float:
 
 
 def _title(frozen: Calibration) -> str:
-    return f"{describe_attack(frozen.attack).title} ({frozen.queries})"
+    return f"{describe_attack(frozen.attack).title} ({frozen.queries}){wording.minus(frozen.way)}"

@@ -27,7 +27,7 @@ from dime_jax.findings import wording
 from dime_jax.findings.finding import Findings
 from dime_jax.findings.results import CandidateRow, DeletionFindings, DeletionRow
 from dime_jax.protocol.record import Record
-from dime_jax.report import audit_figures, figures
+from dime_jax.report import audit_figures, figures, tables
 
 PAGE = "report.html"
 MOST_CARDS = 200  # candidates in the gallery; the table has them all
@@ -59,6 +59,7 @@ def write_report(record: Record, findings: Findings) -> None:
         verdict_classes=_VERDICT_CLASSES,
         figures=_save_figures(drawn, record.directory / "figures"),
         extremes=_extremes(record, pictures),
+        ways=tables.ways(results),
         floor=40 if min((row.auc.low for row in results.results), default=1.0) >= 0.4 else 0,
     )
     _files.write_atomically(record.directory / PAGE, page.encode())
@@ -90,6 +91,7 @@ def render(template: str, **values: object) -> str:
     words: list[Callable[..., str]] = [wording.percent, wording.interval, wording.points, wording.p_text]
     environment.filters.update({function.__name__: _unbroken_words(function) for function in words})
     environment.filters.update(number=_number, odds=_odds, unbroken=_unbroken, asked_captions=wording.asked_captions)
+    environment.filters.update(minus=wording.minus, taken_out=wording.taken_out, queries_made=wording.queries_made)
     environment.globals.update(describe_attack=describe_attack, DIME=DIME)
     script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
     style = (importlib.resources.files("dime_jax.report") / "page.css").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 from dime_jax.attacks import Attack, Setting, attack_names, get_attack
 from dime_jax.attacks.base import Reading, Recipe, Trees, calls_below, grow_trees, row_label
 from dime_jax.attacks.calls import Call
-from dime_jax.core.denoiser import OWN
+from dime_jax.core.denoiser import BESIDE, OWN
 from dime_jax.core.schedule import NoiseSchedule
 
 WITNESS = "level_only"
@@ -53,6 +53,22 @@ def at_same_noise(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> Jo
         for name, value in job.setting.items()
     }
     return job._replace(setting=setting)
+
+
+def far_apart(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> list[tuple[float, float]]:
+    """Return the noise levels of a job whose nearest one in another schedule is far from them, each with that one."""
+    times = [
+        (int(value), at_same_noise(job, schedule, other).setting[name])
+        for name, value in job.setting.items()
+        if name in _TIMESTEPS
+    ]
+    pairs = [(float(schedule.sigma(ours)), float(other.sigma(int(theirs)))) for ours, theirs in times]
+    return [pair for pair in pairs if is_far(*pair)]
+
+
+def is_far(level: float, other: float) -> bool:
+    """Whether two noise levels are more than a quarter apart."""
+    return abs(np.log(other / level)) >= np.log(1.25)
 
 
 class Unit(NamedTuple):
@@ -201,6 +217,8 @@ def check_offered(attacks: Iterable[Attack], conditions: Collection[str]) -> Non
     """Require a model that offers the conditions under which the attacks ask."""
     for attack in attacks:
         missing = [name for name in attack.conditions if name not in conditions]
+        if BESIDE in missing:
+            raise ValueError(f"attack {attack.name} asks a second model besides: name one with --reference")
         if missing:
             raise ValueError(
                 f"attack {attack.name} is for text-conditioned models: it asks under "

@@ -20,6 +20,7 @@ those of its shards (see `digests`). All are checked before the Parquet reader, 
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -199,7 +200,7 @@ class ScoreTable:
     own_terms: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     reference: "ScoreTable | None" = None
 
-    @property
+    @functools.cached_property
     def schedule(self) -> NoiseSchedule:
         """The model's noise schedule."""
         return NoiseSchedule(**_open(self.directory).read_arrays(_SCHEDULE))

@@ -134,15 +134,15 @@ def test_the_calibration_half_chooses_who_decides(result, directory):
 def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
-    of_others = {"captions", "caption_baseline", "reference", "reference_queries_made"}  # with captions, a reference
-    assert set(results) == gate.AUDIT_KEYS - of_others
+    of_others = {"captions", "caption_baseline", "reference", "reference_queries_made"}
+    assert set(results) == gate.AUDIT_KEYS - of_others  # of text-conditioned models, and beside a reference
     assert records.plain(json_files.read_results(directory)) == results
     for row in results["results"]:
         assert row.keys() == gate.ROW.keys() - {"beside", "beside_adjusted"}
         assert all(
-            row[name].keys() == gate.ROW[name].keys()
-            for name in row
-            if isinstance(gate.ROW[name], dict) and gate.ROW[name]
+            row[name].keys() == keys.keys()
+            for name, keys in gate.ROW.items()
+            if name in row and isinstance(keys, dict) and keys
         )
     promised = {"schema_version", "results", "blind_baseline", "duplicates", "fingerprints", "precision", "seed"}
     promised |= {"queries_made", "warnings", "candidates", "epsilon_lower_bound", "comparisons", "headline"}

@@ -484,3 +484,14 @@ def test_statistics_do_not_depend_on_what_is_read_together(monkeypatch):
     together = difficulty_statistics(images)
     monkeypatch.setattr(difficulty, "_PIXELS_AT_ONCE", 1)
     np.testing.assert_array_equal(difficulty_statistics(images), together)
+
+
+def test_residuals_are_in_the_units_of_the_score_however_many_images_there_are():
+    rng = np.random.default_rng(1)
+    n = 4 * IMAGES_FOR_SCALE
+    statistics = rng.standard_normal((n, 2))
+    scores = 0.03 * np.exp(statistics[:, 0] / 4) * rng.standard_normal(n) + statistics @ [1.0, -1.0]
+    few, many = (difficulty_residuals(scores[:m], statistics[:m]) for m in (2 * IMAGES_FOR_SCALE - 1, n))
+    assert fit_difficulty(scores, statistics).scale is not None
+    assert np.std(many) == pytest.approx(np.std(few), rel=0.25)
+    assert np.median(np.abs(many)) == pytest.approx(0.03 * 0.6745, rel=0.25)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from handmade import ABOVE, BELOW, FAILED, PASSED, UNSURE
+from handmade import ABOVE, BELOW, FAILED, KNOWS_HELDOUT, KNOWS_MEMBERS, PASSED, UNSURE
 
-from dime_jax.evidence import NOT_CHECKED, Likeness
+from dime_jax.evidence import NOT_CHECKED, Likeness, Way
 from dime_jax.findings import withholding
 
 
@@ -57,3 +57,16 @@ def test_failed_checks_are_said_by_the_name_of_the_model():
     said = "does not predict noise: at t = 500 its squared error is 1.50 times that of predicting zero."
     checks = {"The old": FAILED, "The new": PASSED, "The third": None, "The last": FAILED}
     assert withholding.failures(checks) == [f"The old {said}", f"The last {said}"]
+
+
+@pytest.mark.parametrize(("p_value", "withheld"), [(None, False), (1.0, False), (0.0101, False), (0.01, True)])
+def test_nobody_is_judged_where_a_reference_tells_the_sets_apart(p_value, withheld):
+    why = "the reference tells them from the held-out images by itself"
+    assert withholding.told_apart(p_value) == (why if withheld else None)
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_nor_beside_one_that_knows_the_held_out_images(way):
+    why = "the reference knows the held-out images better than the members" if way.reference else None
+    assert withholding.partial(KNOWS_HELDOUT, way) == why
+    assert [withholding.partial(other, way) for other in (None, KNOWS_MEMBERS, UNSURE)] == [None] * 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from handmade import audit, deletion, found, record, settings
 
-from dime_jax.evidence import DeletionVerdict, Verdict
+from dime_jax.evidence import DeletionVerdict, Verdict, Way
 from dime_jax.findings.finding import Findings
 from dime_jax.findings.results import CandidateRow, DeletionRow, Headline, Truth
 from dime_jax.protocol.arrays import Thumbnails
@@ -161,6 +161,23 @@ def test_scores_beside_what_the_picture_predicts(candidates):
     (diagonal,) = (line for name, line in lines.items() if name.startswith("_"))
     assert diagonal.get_slope() == 1
     assert diagonal.get_xy1()[0] == diagonal.get_xy1()[1]
+
+
+@pytest.mark.parametrize(
+    ("way", "predicted_by"),
+    [
+        (Way.ADJUSTED, "the picture alone predicts"),
+        (Way.BESIDE, "the reference predicts"),
+        (Way.BESIDE_ADJUSTED, "the reference and the picture predict"),
+    ],
+)
+def test_what_predicts_a_score_is_said(way, predicted_by):
+    points = np.random.default_rng(0).normal(size=(2, 30))
+    drawn = audit_figures.draw_difficulty(points, points[:, :1], [Verdict.EVIDENCE], way)
+    assert drawn.figure.axes[0].get_xlabel() == f"score that {predicted_by}"
+    assert f"The line is what {predicted_by}" in drawn.caption
+    assert f"against what {predicted_by}" in drawn.alt
+    assert ("picture" in drawn.title + drawn.caption) == way.picture
 
 
 def test_no_scores_beside_predictions_that_do_not_exist():
