@@ -113,11 +113,13 @@ def test_it_is_plain_training_of_the_same_architecture_and_schedule(target, imag
     assert not equal(weights(target), weights(unbroken / "model"))
 
 
-def test_another_seed_gives_other_weights(target, images, unbroken, tmp_path, capsys):
-    """The same seed gives the same, as the test above shows; and quietly, nothing is said."""
-    assert cli.main(command(target, images, tmp_path, "--seed", "1", "--quiet")) == 0
+def test_the_options_reach_the_training_and_quietly_nothing_is_said(target, images, tmp_path, without_training, capsys):
+    more = ["--seed", "1", "--learning_rate", "0.5", "--quiet"]
+    assert cli.main(command(target, images, tmp_path, *more)) == 0
     assert capsys.readouterr().err == ""
-    assert not equal(weights(tmp_path / "model"), weights(unbroken / "model"))
+    ((_, _, _, _, recipe, options),) = without_training
+    assert (recipe.steps, recipe.batch_size, recipe.seed, recipe.learning_rate) == (6, 4, 1, 0.5)
+    assert options.silent
 
 
 def test_interrupted_and_started_again_it_ends_with_the_same_weights(
