@@ -104,7 +104,7 @@ def test_it_is_plain_training_of_the_same_architecture_and_schedule(target, imag
     assert model_directory.read_spec(unbroken / "model") == spec
     assert spec.schedule.kind == "cosine"
     recipe = training.TrainingRecipe(
-        steps=6, batch_size=4, learning_rate=1e-3, warmup_steps=200, ema_decay=0.995, flips=False, seed=0
+        steps=6, batch_size=4, learning_rate=1e-3, warmup_steps=200, ema_decay=0.995, flips=False, seed=1000
     )
     by_hand = training.train(
         tmp_path, spec, source, np.arange(24), recipe, options=training.TrainingOptions(silent=True)
@@ -113,11 +113,13 @@ def test_it_is_plain_training_of_the_same_architecture_and_schedule(target, imag
     assert not equal(weights(target), weights(unbroken / "model"))
 
 
-def test_another_seed_gives_other_weights(target, images, unbroken, tmp_path, capsys):
-    """The same seed gives the same, as the test above shows; and quietly, nothing is said."""
-    assert cli.main(command(target, images, tmp_path, "--seed", "1", "--quiet")) == 0
+def test_the_options_reach_the_training_and_quietly_nothing_is_said(target, images, tmp_path, without_training, capsys):
+    more = ["--seed", "1", "--learning_rate", "0.5", "--quiet"]
+    assert cli.main(command(target, images, tmp_path, *more)) == 0
     assert capsys.readouterr().err == ""
-    assert not equal(weights(tmp_path / "model"), weights(unbroken / "model"))
+    ((_, _, _, _, recipe, options),) = without_training
+    assert (recipe.steps, recipe.batch_size, recipe.seed, recipe.learning_rate) == (6, 4, 1001, 0.5)
+    assert options.silent
 
 
 def test_interrupted_and_started_again_it_ends_with_the_same_weights(
@@ -198,7 +200,7 @@ def test_only_the_given_images_train_it_and_bad_ones_are_left_out(target, tmp_pa
 )
 def test_the_recipe_follows_from_the_number_of_images(count, options, steps, rate):
     recipe = recipe_for(count, tiny.spec(SHAPE), dj.ReferenceOptions(seed=9, **options))
-    assert (recipe.steps, recipe.learning_rate, recipe.seed) == (steps, rate, 9)
+    assert (recipe.steps, recipe.learning_rate, recipe.seed) == (steps, rate, 1009)
     assert (recipe.warmup_steps, recipe.ema_decay, recipe.flips) == (200, 0.995, False)
 
 
@@ -315,7 +317,7 @@ def test_a_class_conditional_model_needs_labels_that_it_knows(tmp_path, without_
         (["--images", "few.npz"], "a reference must be trained on at least 20 images, got 19"),
         (
             ["--images", "narrow.npz"],
-            "too many images that cannot be used: limit 10% of 30, got 30, such as npz-00000: is",
+            "too many images that cannot be used: must be <= 10% of 30, got 30, such as npz-00000: is",
         ),
     ],
 )
@@ -332,7 +334,7 @@ def test_bad_input_is_one_line(target, images, tmp_path, monkeypatch, capsys, mo
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--seed", "1"], "recipe.seed 0 -> 1"),
+        (["--seed", "1"], "recipe.seed 1000 -> 1001"),
         (["--learning_rate", "0.1"], "recipe.learning_rate 0.001 -> 0.1"),
         (["--images", "others.npz"], "images.count 24 -> 30"),
     ],
