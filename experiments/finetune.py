@@ -16,8 +16,10 @@ fine-tune and 1,000 more held-out images are counted.
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 import dime_jax as dj
@@ -84,10 +86,48 @@ class BesideBase(NamedTuple):
         return [(f"{passes} passes over its images", of) for passes, of in zip(self.passes, self.found)]
 
 
-def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> list[BesideBase]:
-    """Fine-tune a model of a study in every way, or finish that, and judge every attack beside the base."""
+# (base, directory, source, members, recipe, rank, every) -> DIRECTORY/snapshots
+Tune = Callable[[pathlib.Path, pathlib.Path, data.Source, np.ndarray, training.TrainingRecipe, int | None, int], object]
+
+
+def tune_images(
+    base: pathlib.Path,
+    directory: pathlib.Path,
+    source: data.Source,
+    members: np.ndarray,
+    recipe: training.TrainingRecipe,
+    rank: int | None,
+    every: int,
+) -> None:
+    """Fine-tune a model of images, or finish that.
+
+    Args:
+      base: the model directory.
+      directory: of the fine-tune, which is kept in DIRECTORY/snapshots.
+      source: images as they are stored.
+      members: those that it is tuned on.
+      recipe: how.
+      rank: of a LoRA; None to train all weights.
+      every: updates after which it is kept.
+    """
+    options = training.TrainingOptions(log_every=every, save_every=every, snapshot_every=every)
+    spec = model_directory.read_spec(base)
+    training.train(directory, spec, source, members, recipe, options=options, start=base, rank=rank)
+
+
+def run(
+    config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "", tune: Tune = tune_images
+) -> list[BesideBase]:
+    """Fine-tune a model of a study in every way, or finish that, and judge every attack beside the base.
+
+    Args:
+      config: the study's.
+      workdir: of the study; WORKDIR/model is the base.
+      config_file: where the config came from, for the record.
+      tune: how, see `tune_images`.
+    """
     workdir = pathlib.Path(workdir)
-    directory, study = workdir / "finetune", open_study(config, workdir)
+    directory, study, model = workdir / "finetune", open_study(config, workdir), workdir / "model"
     base = load_model(config, workdir, study)
     source, jobs = own_transforms(study.source, base.image_shape), beside.fixed_jobs(base.schedule)
     fitted, counted, members = beside.cut(config, workdir, IMAGES, FITTED)
@@ -96,54 +136,53 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     pictures = statistics.read(directory)
     answers = beside.ask(base, source, roles, jobs, directory / "base", config.seed)
     results = []
-    for kind in RANKS:
-        models, found = tune(config, workdir / "model", directory / kind, study.source, roles, kind), []
-        for passes, model in zip(PASSES, models):
-            table = beside.ask(model, source, roles, jobs, directory / kind / f"asked-{passes}", config.seed)
+    for kind, rank in RANKS.items():
+        tune(model, directory / kind, study.source, members, _recipe(config, kind), rank, _updates(PASSES[0]))
+        found = []
+        for passes in PASSES:
+            tuned = _load(model, directory / kind / SNAPSHOTS / str(_updates(passes)), rank)
+            table = beside.ask(tuned, source, roles, jobs, directory / kind / f"asked-{passes}", config.seed)
             found.append(beside.count(table, answers, roles, pictures, config.seed))
         counts = len(members), len(fitted), len(counted)
         results.append(BesideBase(config_file, config.seed, kind, *counts, list(PASSES), found))
     return results
 
 
-def tune(
-    config: ConfigDict, base: pathlib.Path, directory: pathlib.Path, source: data.Source, roles: ImageRoles, kind: str
-) -> list[Denoiser]:
-    """Fine-tune a model in one way, or finish that; returns it after each number of passes.
+def _updates(passes: int) -> int:
+    return passes * IMAGES // BATCH
 
-    Args:
-      config: the study's.
-      base: the model directory.
-      directory: of the fine-tune.
-      source: images as they are stored.
-      roles: whose members it is tuned on.
-      kind: one of `RANKS`.
-    """
-    updates = [passes * len(roles.member) // BATCH for passes in PASSES]
-    recipe = dataclasses.replace(
-        training.TrainingRecipe(**config.train.recipe),
-        steps=updates[-1],
+
+def _recipe(config: ConfigDict, kind: str) -> training.TrainingRecipe:
+    """As the study's models are trained, if they are of images, with fewer updates of fewer images."""
+    steps = _updates(PASSES[-1])
+    return dataclasses.replace(
+        training.TrainingRecipe(**config.train.get("recipe", {"steps": steps})),
+        steps=steps,
         batch_size=BATCH,
         learning_rate=LEARNING_RATES[kind],
         warmup_steps=0,
         ema_decay=0.99,
         seed=config.seed,
     )
-    options = training.TrainingOptions(log_every=updates[0], save_every=updates[0], snapshot_every=updates[0])
-    spec = model_directory.read_spec(base)
-    training.train(directory, spec, source, roles.member, recipe, options=options, start=base, rank=RANKS[kind])
-    snapshots = directory / SNAPSHOTS
-    if RANKS[kind] is None:
-        return [dj.load_denoiser(snapshots / str(number)) for number in updates]
-    return [dj.open_model(base, lora=[snapshots / f"{number}.safetensors"]).denoiser for number in updates]
+
+
+def _load(base: pathlib.Path, snapshot: pathlib.Path, rank: int | None) -> Denoiser:
+    if rank is None:
+        return dj.load_denoiser(snapshot)
+    return dj.open_model(base, lora=[snapshot.with_suffix(".safetensors")]).denoiser
+
+
+def report(results: Iterable[BesideBase], workdir: str | pathlib.Path) -> None:
+    """Write what came out, and print it."""
+    for found in results:
+        plain = records.plain(found)
+        files.write_json(pathlib.Path(workdir) / "finetune" / f"{found.kind}.json", plain)
+        print(json.dumps(plain, indent=1))
 
 
 def main(config: ConfigDict, workdir: str, config_file: str = "") -> None:
     """Run, write what came out, and print it."""
-    for found in run(config, workdir, config_file):
-        plain = records.plain(found)
-        files.write_json(pathlib.Path(workdir) / "finetune" / f"{found.kind}.json", plain)
-        print(json.dumps(plain, indent=1))
+    report(run(config, workdir, config_file), workdir)
 
 
 if __name__ == "__main__":

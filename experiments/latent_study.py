@@ -31,6 +31,7 @@ from dime_jax._util import files
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.typing import JsonObject, PyTree
 from dime_jax.findings.results import StudyFindings
+from dime_jax.models import low_rank
 from dime_jax.models.clip_tokenizer import END, START, open_tokenizer
 from dime_jax.training import checkpoints
 from dime_jax.training.records import Log
@@ -85,12 +86,18 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
       workdir: shared by all processes.
       config_file: where the config came from, for the record.
     """
+    located = prepare(config, workdir)
+    return attack.run(located, workdir, config_file)
+
+
+def prepare(config: ConfigDict, workdir: str | pathlib.Path) -> ConfigDict:
+    """Train, or finish that; returns the config of a study of what is there."""
     workdir = pathlib.Path(workdir)
     on_first_process(lambda: make(workdir, Size(**config.train), config.seed))
     located = ConfigDict(config)
     located.data.update(places(workdir))
     located.attack.model = str(workdir / "pipeline")
-    return attack.run(located, workdir, config_file)
+    return located
 
 
 def places(workdir: pathlib.Path) -> dict[str, str]:
@@ -113,7 +120,7 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
     if (output / "candidates" / METADATA).is_file():  # written last
         return
     digits = all_digits()
-    members = digits.part(_order(digits, seed)[: size.images])
+    members = digits.part(split_order(digits, seed)[: size.images])
     write_tokenizer(output / "pipeline" / "tokenizer")
     train(output, digits, members, size, seed)
     write_folders(output, digits, size.images, seed)
@@ -128,14 +135,15 @@ def write_folders(output: pathlib.Path, digits: CaptionedImages, count: int, see
       count: of members, and of held-out images, with the candidates among them.
       seed: of the split.
     """
-    order = _order(digits, seed)
+    order = split_order(digits, seed)
     write_images(output / "members", digits.part(order[CANDIDATES:count]))
     write_images(output / "heldout", digits.part(order[count + CANDIDATES : 2 * count]))
     first = np.concatenate([order[:CANDIDATES], order[count : count + CANDIDATES]])
     write_images(output / "candidates", digits.part(first))
 
 
-def _order(digits: CaptionedImages, seed: int) -> np.ndarray:
+def split_order(digits: CaptionedImages, seed: int) -> np.ndarray:
+    """Positions in the order in which roles are given: first the U-Net's images, candidates before the others."""
     return np.random.default_rng(seed).permutation(len(digits.captions))
 
 
@@ -160,7 +168,7 @@ def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImage
     """
     keys, pixels = jax.random.split(jax.random.key(seed), 5), _floats(images.pictures)
     states = output / "train"
-    vae = _train(autoencoder_loss(pixels), _init(AUTOENCODER, keys[0]), size.autoencoder_steps, keys[0], states / "vae")
+    vae = fit(autoencoder_loss(pixels), _init(AUTOENCODER, keys[0]), size.autoencoder_steps, keys[0], states / "vae")
     latents = jax.jit(models.encode(AUTOENCODER))(vae, pixels)
     scaled = dataclasses.replace(AUTOENCODER, scaling_factor=float(1 / jnp.std(latents)))
     text, embed = _init(TEXT_ENCODER, keys[1]), jax.jit(models.embed_tokens(TEXT_ENCODER))
@@ -169,7 +177,7 @@ def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImage
     x = jax.jit(models.encode(scaled))(vae, _floats(members.pictures))
     spec = model_spec(size.width, scaled)
     loss = unet_loss(spec, x, condition, empty)
-    unet = _train(loss, _init(spec.denoiser, keys[2]), size.unet_steps, keys[2], states / "unet")
+    unet = fit(loss, _init(spec.denoiser, keys[2]), size.unet_steps, keys[2], states / "unet")
     write_pipeline(output / "pipeline", spec, {"unet": unet, "vae": vae, "text_encoder": text})
 
 
@@ -208,7 +216,9 @@ def autoencoder_loss(images: jax.Array) -> Loss:
     return loss
 
 
-def unet_loss(spec: models.ModelSpec, x: jax.Array, condition: jax.Array, empty: jax.Array) -> Loss:
+def unet_loss(
+    spec: models.ModelSpec, x: jax.Array, condition: jax.Array, empty: jax.Array, batch: int = _BATCH
+) -> Loss:
     """Mean squared error of the noise on latents, with their captions, one in ten of which is left out.
 
     Args:
@@ -216,46 +226,77 @@ def unet_loss(spec: models.ModelSpec, x: jax.Array, condition: jax.Array, empty:
       x: latents of the members.
       condition: their captions, embedded.
       empty: the empty caption, embedded.
+      batch: images in an update.
     """
     apply, schedule = models.denoise(spec), spec.schedule.build()
 
     def loss(variables: PyTree, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, 4)
-        pick = jax.random.choice(keys[0], len(x), (_BATCH,))
-        t = jax.random.randint(keys[1], (_BATCH,), 0, schedule.num_steps)
-        noise = jax.random.normal(keys[2], (_BATCH, *x.shape[1:]))
-        silent = jax.random.bernoulli(keys[3], 0.1, (_BATCH, 1, 1))
+        pick = jax.random.choice(keys[0], len(x), (batch,))
+        t = jax.random.randint(keys[1], (batch,), 0, schedule.num_steps)
+        noise = jax.random.normal(keys[2], (batch, *x.shape[1:]))
+        silent = jax.random.bernoulli(keys[3], 0.1, (batch, 1, 1))
         told = jnp.where(silent, empty, condition[pick])
         return jnp.mean((apply(variables, schedule.noised(x[pick], noise, t), t, told) - noise) ** 2)
 
     return loss
 
 
-def _train(loss: Loss, variables: PyTree, steps: int, key: jax.Array, directory: pathlib.Path) -> PyTree:
-    """Train by Adam with a cosine decay, resumed from checkpoints; return the average of the last updates' weights."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
+def fit(
+    loss: Loss,
+    params: PyTree,
+    steps: int,
+    key: jax.Array,
+    directory: pathlib.Path,
+    *,
+    base: PyTree = None,
+    rate: float | None = None,
+    batch: int = _BATCH,
+    every: int = _LOG_EVERY,
+    keep: Callable[[int, PyTree], object] = lambda number, average: None,
+) -> PyTree:
+    """Adam, resumed from its checkpoints; returns the average of the last updates' weights.
+
+    Args:
+      loss: of variables and a key.
+      params: variables to start at, or with a base an adapter for it.
+      steps: how many updates.
+      key: of everything random.
+      directory: of states and log.
+      base: variables that an adapter is trained for, which stay as they are.
+      rate: of learning; by default one that decays along a cosine.
+      batch: images in an update, for the log.
+      every: updates after which log and state are written.
+      keep: what to do with the average then.
+    """
+    optimiser = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps) if rate is None else rate)
 
     @jax.jit
-    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, jax.Array]:
-        variables, moments, average = state
-        value, gradient = jax.value_and_grad(loss)(variables, jax.random.fold_in(key, number))
+    def step(base: PyTree, state: PyTree, number: jax.Array) -> tuple[PyTree, jax.Array]:
+        def own(params: PyTree) -> jax.Array:
+            variables = params if base is None else low_rank.merge(base, params)
+            return loss(variables, jax.random.fold_in(key, number))
+
+        params, moments, average = state
+        value, gradient = jax.value_and_grad(own)(params)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes floats and integers, which strict callers forbid
             updates, moments = optimiser.update(gradient, moments)
-        variables = optax.apply_updates(variables, updates)
-        average = jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, average, variables)
-        return (variables, moments, average), value
+        params = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda mean, new: 0.99 * mean + 0.01 * new, average, params)
+        return (params, moments, average), value
 
-    state = jax.device_put((variables, optimiser.init(variables), variables), jax.local_devices()[0])
+    base, state = jax.device_put((base, (params, optimiser.init(params), params)), jax.local_devices()[0])
     with checkpoints.TrainingCheckpoints(directory / "state") as states:
         first = states.latest_step or 0
         if first:
             state, _ = states.restore(state)
-        with Log(directory, first, steps, _BATCH, silent=False) as log:
+        with Log(directory, first, steps, batch, silent=False) as log:
             for number in range(first + 1, steps + 1):  # in a compiled loop, convolutions on CPUs are slow
-                state, value = step(state, jnp.uint32(number))
+                state, value = step(base, state, jnp.uint32(number))
                 log.add(value)
-                if number % _LOG_EVERY == 0 or number == steps:
+                if number % every == 0 or number == steps:
                     log.write(number)
+                    keep(number, state[2])
                     states.save(number, state, None)
     return state[2]
 

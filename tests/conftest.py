@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import shutil
 
 import pytest
 
@@ -85,6 +86,20 @@ def folds(monkeypatch):
 
     monkeypatch.setattr(blind, "StratifiedGroupKFold", Splitter)
     return seen
+
+
+@pytest.fixture(scope="session")
+def latent_lora(tmp_path_factory):
+    """A trained tiny Stable Diffusion in pipeline/, lora.safetensors, and their images: see experiments/latent_lora.py.
+
+    The first half of lora_candidates/ are members of the LoRA; nobody saw the others and lora_heldout/.
+    """
+    from experiments import latent_lora
+
+    folder = tmp_path_factory.mktemp("latent_lora")
+    shutil.copytree(pathlib.Path(__file__).parent / "golden" / "latent_lora", folder, dirs_exist_ok=True)
+    latent_lora.write_folders(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

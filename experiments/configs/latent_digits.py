@@ -4,7 +4,8 @@
 
 The autoencoder learns from all digits, the U-Net from the members alone, each with its caption ("the digit three"); the
 text encoder keeps its random weights, as Stable Diffusion's keeps those it came with. "laptop" trains the U-Net for
-2,000 updates, 213 passes over its images, "smoke" for 600.
+2,000 updates, 213 passes over its images, "smoke" for 600. "finetune" and "lora" are bases of half of the digits, for
+`experiments.latent_finetune` and `experiments.latent_lora`; they see each image about 107 times.
 """
 
 from ml_collections.config_dict import ConfigDict
@@ -19,8 +20,8 @@ _NAMES = tuple(name for name in attack_names(TEXT_CONDITIONS) if name != NAME)
 
 
 def get_config(variant: str = "laptop") -> ConfigDict:
-    """All attacks on a model that remembers, or with "smoke" a few on one that has barely begun to."""
-    config = new_config(variant, ("laptop", "smoke"), "folder:DIR")  # WORKDIR/members
+    """All attacks on a model that remembers, or with "smoke" a few on one that has barely begun to; or a base."""
+    config = new_config(variant, ("laptop", "smoke", "finetune", "lora"), "folder:DIR")  # WORKDIR/members
     config.data.update(heldout="folder:DIR", split="joined")  # WORKDIR/heldout
     config.train = ConfigDict()  # fields of `experiments.latent_study.Size`
     config.train.update(images=300, autoencoder_steps=1500, unet_steps=2000, width=64)
@@ -29,6 +30,8 @@ def get_config(variant: str = "laptop") -> ConfigDict:
     config.attack.grids.all = ConfigDict({"t": (10, 30, 50, 100, 150, 200, 300), "gamma": (0.1, 0.4)})
     config.attack.grids.clid = ConfigDict({"t": (50, 195, 345, 495), "step": (10,)})
 
+    if variant in ("finetune", "lora"):
+        config.train.update(images=898, unet_steps=3000, width=64 if variant == "finetune" else 32)
     if variant == "smoke":
         config.train.update(images=70, autoencoder_steps=30, unet_steps=600, width=16)
         config.attack.update(names=("sima_l4", "dime", "clid"), budgets=(2,))

@@ -59,7 +59,7 @@ def test_the_table_says_how_to_make_it_again(study, tmp_path):
 @pytest.mark.slow
 def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
     saved, write = {}, latent_study.write_pipeline
-    monkeypatch.setattr(latent_study, "_train", lambda loss, variables, *_: variables)
+    monkeypatch.setattr(latent_study, "fit", lambda loss, variables, *_: variables)
     monkeypatch.setattr(
         latent_study, "write_pipeline", lambda *made: (saved.update(spec=made[1], **made[2]), write(*made))
     )
@@ -78,7 +78,7 @@ def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_another_training_is_refused(tmp_path, monkeypatch):
     size = latent_study.Size(30, 0, 0, 8)
-    monkeypatch.setattr(latent_study, "_train", lambda loss, variables, *_: variables)
+    monkeypatch.setattr(latent_study, "fit", lambda loss, variables, *_: variables)
     monkeypatch.setattr(latent_study, "write_images", lambda *_: 1 / 0)  # as if it were interrupted here
     with pytest.raises(ZeroDivisionError):
         latent_study.make(tmp_path, size)
