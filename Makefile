@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help audit test test-slow lint format docs notebook wheel bench figures results parity parity-full-size lock clean
+.PHONY: help audit audit-lora test test-slow lint format docs notebook wheel bench figures results parity parity-full-size lock clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -24,6 +24,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 audit: $(STAMP)  ## audit the shipped model, write its report
 	$(BIN)/dime-jax audit --output out/audit
+
+audit-lora: $(STAMP)  ## audit the shipped LoRA beside its base
+	$(BIN)/dime-jax audit --model digits --lora digits_lora --output out/audit-lora
 
 test: $(STAMP)  ## fast tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

@@ -19,6 +19,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
@@ -99,7 +100,7 @@ def tune_images(
     rank: int | None,
     every: int,
 ) -> None:
-    """Fine-tune a model of images, or finish that.
+    """Fine-tune a model of images on one device, since batches are small, or finish that.
 
     Args:
       base: the model directory.
@@ -110,7 +111,8 @@ def tune_images(
       rank: of a LoRA; None to train all weights.
       every: updates after which it is kept.
     """
-    options = training.TrainingOptions(log_every=every, save_every=every, snapshot_every=every)
+    devices = jax.local_devices()[:1]
+    options = training.TrainingOptions(log_every=every, save_every=every, snapshot_every=every, devices=devices)
     spec = model_directory.read_spec(base)
     training.train(directory, spec, source, members, recipe, options=options, start=base, rank=rank)
 

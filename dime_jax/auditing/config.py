@@ -31,7 +31,8 @@ class AuditConfig(AuditOptions, OutputOption):
 
     Known members and held-out images are named by `members` and `heldout`, or by `images` and a `split` file. Without
     known members the audit cannot calibrate: a fixed rule of three queries decides (`loss_level`). With neither, the
-    images are those of the shipped example, for models of its image shape. The model may be a Denoiser.
+    images are those of the shipped example, for models of its image shape, or of the shipped LoRA, whose members are
+    candidates then. The model may be a Denoiser.
 
     How queries are run is said by `options`, what a checkpoint or a hosted model does not say itself by `conversion`,
     how a latent model is used by `use`, and how a hosted model is asked by `remote`.
@@ -83,8 +84,9 @@ class AuditConfig(AuditOptions, OutputOption):
 
     @property
     def members_known(self) -> bool:
-        """Whether there are members to calibrate with: named, or those of the shipped example."""
-        return self.members is not None or self.images is not None or self.heldout is None
+        """Whether there are members to calibrate with: named, or those of the shipped model."""
+        example = self.heldout is None and not self.use.lora  # the shipped LoRA's are candidates
+        return self.members is not None or self.images is not None or example
 
     def jobs(
         self, conditions: Collection[str] = TEXT_CONDITIONS, schedule: NoiseSchedule | None = None

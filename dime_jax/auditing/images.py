@@ -1,8 +1,6 @@
 """The images of an audit: opened, drawn and checked as its settings say."""
 
 import functools
-import importlib.resources
-import os
 import pathlib
 
 import numpy as np
@@ -68,8 +66,8 @@ def cut(config: AuditConfig, split: Split, source: Source, groups: np.ndarray | 
 
 def _open(config: AuditConfig, denoiser: Denoiser) -> Roles:
     named = Named(config.members, config.heldout, config.images, config.split, config.candidates)
-    example = functools.partial(example_split, model=config.model, fingerprint=denoiser.fingerprint)
-    roles = open_roles(named, denoiser.image_shape, example, config.seed)
+    example = functools.partial(example_split, folder=_folder(config), fingerprint=denoiser.fingerprint)
+    roles = open_roles(named, denoiser.image_shape, example, config.seed, config.members_known)
     source = with_labels(roles.source, config.labels, denoiser.name, denoiser.num_classes)
     return roles._replace(source=with_captions(source, config.captions, denoiser.name, denoiser.takes_text))
 
@@ -83,16 +81,25 @@ def _check(config: AuditConfig, denoiser: Denoiser, roles: Roles, as_given: bool
     return images._replace(warnings=[*images.warnings, *unknown])
 
 
-def example_split(source: Source, model: str | os.PathLike[str] | Denoiser, fingerprint: str) -> Split:
-    """Who is a member of the digits: as the split beside the model's weights says; the shipped model is known by heart.
+def _folder(config: AuditConfig) -> pathlib.Path | None:
+    """Where the model's weights lie, or its one LoRA."""
+    if not config.use.lora:
+        return None if isinstance(config.model, Denoiser) else pathlib.Path(config.model)
+    adapter = model_directory.find_adapter(config.use.lora[0])
+    return None if len(config.use.lora) > 1 else adapter if adapter.is_dir() else adapter.parent
+
+
+def example_split(source: Source, folder: pathlib.Path | None, fingerprint: str) -> Split:
+    """Who is a member of the digits: as the split beside the weights says; the shipped model is known by heart.
+
+    Beside a LoRA, members are what it was trained on, and held-out images what neither it nor its base has seen.
 
     Raises:
       ValueError: for other models, of which nobody knows.
     """
-    shipped = pathlib.Path(str(importlib.resources.files("dime_jax"))) / "shipped_models" / EXAMPLE
-    own = None if isinstance(model, Denoiser) else pathlib.Path(model) / "split.npz"
-    if own is not None and own.is_file():
-        return data.read_split(own, source)
+    shipped = model_directory.SHIPPED / EXAMPLE
+    if folder is not None and (folder / "split.npz").is_file():
+        return data.read_split(folder / "split.npz", source)
     if fingerprint.removeprefix(SERVED) != model_directory.read_spec_file(shipped)["fingerprint"]:
         raise ValueError(
             "heldout must be given, and members if you know any: no split.npz beside the model tells them apart"

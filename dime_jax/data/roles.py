@@ -58,7 +58,11 @@ class Roles(NamedTuple):
 
 
 def open_roles(
-    named: Named, shape: tuple[int, ...], example_split: Callable[[Source], Split] | None = None, seed: int = 0
+    named: Named,
+    shape: tuple[int, ...],
+    example_split: Callable[[Source], Split] | None = None,
+    seed: int = 0,
+    members_known: bool = True,
 ) -> Roles:
     """Open all images into one source; each is preprocessed as its own source says.
 
@@ -68,6 +72,7 @@ def open_roles(
       shape: of the images that the model takes.
       example_split: gives who is a member in the example; raises ValueError if that is not known.
       seed: of the example's candidates.
+      members_known: whether to tell who is a member in the example; if not, all of its members become candidates.
 
     Raises:
       ValueError: if what is named is not enough, or cannot be opened.
@@ -90,7 +95,9 @@ def open_roles(
         if members is not None:
             source, split = join_known(members, source.take(split.heldout), shape)
         elif candidates is None:
-            return _reserve_candidates(source, split, seed)
+            return _reserve_candidates(source, split, EXAMPLE_CANDIDATES if members_known else len(split.member), seed)
+        elif not members_known:
+            split = Split(np.zeros(0, np.int64), split.heldout)
     elif members is None:
         source = dataclasses.replace(heldout, ids=[f"heldout/{id}" for id in heldout.ids])
         split = Split(np.zeros(0, np.int64), np.arange(len(heldout)))
@@ -116,10 +123,10 @@ def own_transforms(source: Source, shape: tuple[int, ...]) -> Source:
     return dataclasses.replace(source, read=join(*preprocessed).read, parts=())
 
 
-def _reserve_candidates(source: Source, split: Split, seed: int) -> Roles:
-    """Take some members and some held-out images of the example out of its split, as candidates of known truth."""
+def _reserve_candidates(source: Source, split: Split, count: int, seed: int) -> Roles:
+    """Take some members and as many held-out images of the example out of its split, as candidates of known truth."""
     rng = np.random.default_rng(seed)
-    reserved = [np.sort(rng.permutation(side)[:EXAMPLE_CANDIDATES]) for side in (split.member, split.heldout)]
+    reserved = [np.sort(rng.permutation(side)[:count]) for side in (split.member, split.heldout)]
     candidates = np.sort(np.concatenate(reserved))
     rest = Split(*(np.setdiff1d(side, candidates) for side in (split.member, split.heldout)))
     return Roles(source, rest, candidates, np.isin(candidates, reserved[0]))

@@ -50,7 +50,10 @@ class UseOptions:
         "float32", "the type of the weights in memory; computations are in float32", LATENT, choices=HELD
     )
     lora: Sequence[str | os.PathLike[str]] = option(
-        (), "a LoRA to merge when the model is opened; may be given more than once", LATENT, "FILE"
+        (),
+        "a LoRA to merge when the model is opened, or one that ships with dime_jax; may be given more than once",
+        LATENT,
+        "FILE",
     )
     lora_scale: Sequence[float] = option(
         (), "the strength of the LoRA, one number for each --lora (default: 1)", LATENT, type=float
@@ -70,9 +73,10 @@ class UseOptions:
     def loras(self) -> tuple["Lora", ...]:
         """Return the LoRAs to merge; a file that is not there is a ValueError."""
         from checkpoints_convert.lora import Lora
+        from dime_jax.loading.model_directory import find_adapter
 
         scales = self.lora_scale or (1.0,) * len(self.lora)
-        return tuple(Lora(file, scale) for file, scale in zip(self.lora, scales, strict=True))
+        return tuple(Lora(find_adapter(file), scale) for file, scale in zip(self.lora, scales, strict=True))
 
 
 NO_USE_OPTIONS = UseOptions()

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 FORMAT = "dime_jax model"
 VERSION = 1
 
+SHIPPED = Path(str(importlib.resources.files("dime_jax"))) / "shipped_models"
+ADAPTER = "adapter.safetensors"  # of a LoRA that ships with the package, in SHIPPED/NAME
+
 SPEC_FILE = "spec.json"
 _VARIABLES = "variables"
 _TOKENIZER = "tokenizer"
@@ -226,11 +229,20 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     directory = Path(path)
     if directory.is_dir():
         return directory
-    shipped = Path(str(importlib.resources.files("dime_jax"))) / "shipped_models"
-    names = sorted(model.name for model in shipped.iterdir()) if shipped.is_dir() else []
+    names = _shipped(SPEC_FILE)
     if str(path) in names:
-        return shipped / str(path)
+        return SHIPPED / str(path)
     raise ValueError(f"no model directory {str(path)!r}, and no shipped model of that name ({', '.join(names)})")
+
+
+def find_adapter(path: str | os.PathLike[str]) -> Path:
+    """The file or folder at `path`, which need not be there, or the shipped LoRA of that name."""
+    return SHIPPED / str(path) if not Path(path).exists() and str(path) in _shipped(ADAPTER) else Path(path)
+
+
+def _shipped(file: str) -> list[str]:
+    """The names of what ships with the package and has such a file."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{file}"))
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def make_shipped(roles):
     """The shipped model; its roles are its own members, and digits that it never saw, as candidates too."""
     digits = dj.data.open_source("digits")
     model = dj.load_denoiser("digits")
-    split = auditing.images.example_split(digits, "digits", model.fingerprint)
+    split = auditing.images.example_split(digits, None, model.fingerprint)
     pixels = np.stack([digits[i].image for i in range(len(digits))])
     rng = np.random.default_rng(0)
     heldout = rng.permutation(split.heldout)

@@ -7,12 +7,13 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import safetensors
 
 import dime_jax as dj
 from dime_jax import data, scoring, training
 from dime_jax.evidence import Verdict
 from dime_jax.loading import model_directory
-from experiments import train
+from experiments import digits_lora, train
 from experiments.configs import digits
 
 DIRECTORY = pathlib.Path(dj.__file__).parent / "shipped_models" / "digits"
@@ -63,6 +64,28 @@ def test_it_remembers_many_of_its_members_and_not_all(source, split):
 
     auc = dj.metrics.evaluate(scores(split.member), scores(split.heldout)).auc.value
     assert 0.9 < auc < 0.99
+
+
+def test_the_lora_is_what_its_experiment_makes(source, split):
+    """Its base, size and images; the digits that nobody saw are not among them."""
+    file = model_directory.find_adapter("digits_lora") / model_directory.ADAPTER
+    assert file.stat().st_size <= 500_000
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        said = json.loads(opened.metadata()["adapter"])
+    assert (said["base"], said["rank"]) == (dj.load_denoiser("digits").fingerprint, digits_lora.RANK)
+    own, expected = data.read_split(file.with_name("split.npz"), source), digits_lora.cut(split, 0)
+    assert len(own.member) == digits_lora.IMAGES
+    np.testing.assert_array_equal(own.member, expected.member)
+    np.testing.assert_array_equal(own.heldout, expected.heldout)
+
+
+@pytest.mark.slow  # compiles a gradient
+def test_the_lora_can_be_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits_lora, "PASSES", 1)
+    file = digits_lora.run(digits.get_config(), tmp_path)
+    opened = dj.open_model("digits", lora=[file]).denoiser
+    assert opened.fingerprint != dj.load_denoiser("digits").fingerprint
+    assert (file.parent / "split.npz").read_bytes() == (DIRECTORY.parent / "digits_lora" / "split.npz").read_bytes()
 
 
 @pytest.mark.slow  # the whole example
