@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 from collections.abc import Sequence
 
@@ -57,7 +58,9 @@ def trained_on(config: AuditConfig) -> tuple[list[Sketch], list[str]]:
         return [], []
     if is_address(named) or is_converted(named):
         return [], []
-    directory = model_directory.find_model(named).resolve()
+    directory = pathlib.Path(named).resolve()
+    if not (directory / model_directory.SPEC_FILE).is_file():  # a shipped model
+        return [], []
     images = model_directory.read_spec_file(directory)["metadata"].get("images")
     fingerprint = str(images.get("fingerprint")) if isinstance(images, dict) else ""
     if not re.fullmatch("[0-9a-f]{32}", fingerprint):

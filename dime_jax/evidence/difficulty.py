@@ -82,7 +82,8 @@ class Difficulty:
 
 
 def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
-    return columns @ np.array(coefficients[:-1]) + coefficients[-1]
+    # Not a matrix product, in which the rounding of a row depends on where it stands.
+    return (columns * np.array(coefficients[:-1])).sum(axis=1) + coefficients[-1]
 
 
 class Way(enum.StrEnum):

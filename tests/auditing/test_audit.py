@@ -134,7 +134,7 @@ def test_the_calibration_half_chooses_who_decides(result, directory):
 def test_results_have_all_that_is_promised(result, directory):
     results = json.loads((directory / "results.json").read_text())
     assert results == result.results
-    of_others = {"captions", "caption_baseline", "reference", "reference_queries_made"}
+    of_others = {"captions", "caption_baseline", "reference", "reference_direction", "reference_queries_made"}
     assert set(results) == gate.AUDIT_KEYS - of_others  # of text-conditioned models, and beside a reference
     assert records.plain(json_files.read_results(directory)) == results
     for row in results["results"]:

@@ -175,8 +175,8 @@ def test_enough_held_out_images_give_no_warning():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([0.001], 99), "got p=0.001"),
-        (([1.5], 99), "got p=1.5"),
+        (([0.001], 99), "got 0.001"),
+        (([1.5], 99), "got 1.5"),
         (([0.5], 0), "n_heldout must be >= 1, got 0"),
         (([0.5], 99, 0.0), r"level must be in \(0, 1\), got 0"),
     ],
