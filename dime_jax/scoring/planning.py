@@ -45,7 +45,10 @@ class Job(NamedTuple):
 
 
 def at_same_noise(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> Job:
-    """Return a job of one schedule for a model of another: the timesteps of the nearest noise levels there."""
+    """Return a job of one schedule for a model of another: the timesteps of the nearest noise levels there.
+
+    Other parameters, such as the length of SecMI's hops, stay as they are.
+    """
     if np.array_equal(schedule.sigma_table, other.sigma_table):
         return job
     setting = {
