@@ -16,6 +16,7 @@ from typing import Annotated
 import jax
 import numpy as np
 import safetensors.numpy
+import threadpoolctl
 
 from checkpoints_convert import lora, mapping
 from checkpoints_convert.diffusers_names import naming_of
@@ -67,7 +68,8 @@ def merge(variables: PyTree, spec: ModelSpec, fingerprint: str, loras: Sequence[
     """
     for one in loras:
         changes = _own_changes(one, spec, fingerprint) if spec.autoencoder is None else _lora_changes(one, spec)
-        with about(one.path):
+        # Products over several threads round otherwise: the same model must have the same fingerprint on any machine.
+        with about(one.path), threadpoolctl.threadpool_limits(1, "blas"):
             for path, change in changes:
                 _replace(variables, path, change)
 

@@ -1,8 +1,8 @@
 """An opened checkpoint: its networks, and what has to be known besides their weights.
 
 Image size, schedule and prediction are each given by the user, held by the file, or inferred from the code base that
-the file comes from. A line about each says which, for people and for the model directory. What nobody knows is asked
-for.
+the file comes from. A line about each says which, for people and for the model directory. For what
+nobody knows, the user is asked.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class Part(Generic[SpecT]):
     def variables(self) -> PyTree:
         """Return the network's variables in float32, as a nested dict of NumPy arrays.
 
-        A network far larger than what the file holds is refused before it is made.
+        A network far larger than what the file holds is refused before memory is allocated for it.
         """
         state = self.read()
         with about(self.file):
@@ -79,14 +79,14 @@ class Part(Generic[SpecT]):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, opened: a model but for how it is kept.
+    """An opened checkpoint: everything about a model but how it is stored.
 
     Attributes:
       source: the file or folder.
       spec: everything but the weights.
       parts: the networks, by their names in `spec.parts`.
       facts: one line on each thing that is not in every checkpoint, with how it is known.
-      weights: "ema", "raw" or "only" (the only ones there are).
+      weights: "ema", "raw" or "only" (the file has no others).
       setting: the name of a published network, where it is one.
       tokenizer_files: of the tokenizer, if captions condition the model.
       dialect: whose names its tensors have.
@@ -151,7 +151,7 @@ class Known(NamedTuple, Generic[T_co]):
 
 
 def by_convention(value: T, code: str) -> Known[T]:
-    """A fact that all models of one code base share, unless someone changed it."""
+    """Return a fact that all models of one code base share, unless someone changed it."""
     return Known(value, f"by convention of {code}; the file does not say")
 
 
@@ -232,7 +232,7 @@ def ddpm_facts(weights: ChosenWeights, denoiser: models.DdpmUnetSpec, code: str)
 
 
 def _prefer(given: T | None, found: Known[T] | None) -> Known[T] | None:
-    """What the user gave, else what was found."""
+    """Return what the user gave, else what was found."""
     if given is None:
         return found
     instead = "" if found is None or found.value == given else f", instead of {_text(found.value)}"
@@ -246,7 +246,7 @@ def _text(value: object) -> str:
 
 
 def sample_size(weights: ChosenWeights) -> Known[Size] | None:
-    """Height and width of x_T, the noise from which pytorch-ddpm draws its sample sheet."""
+    """Return the height and width of x_T, the noise from which pytorch-ddpm draws its sample sheet."""
     x_t = weights.contents.get("x_T") if isinstance(weights.contents, Mapping) else None
     if not isinstance(x_t, np.ndarray) or x_t.ndim != 4:
         return None
@@ -254,7 +254,7 @@ def sample_size(weights: ChosenWeights) -> Known[Size] | None:
 
 
 def stored_schedule(weights: ChosenWeights) -> Known[ScheduleSpec] | None:
-    """The schedule of the betas that a training module keeps beside its network."""
+    """Return the schedule of the betas that a training module stores beside its network."""
     betas = weights.buffers.get("betas")
     if betas is None:
         return None
@@ -274,6 +274,6 @@ def check_options(options: ConversionOptions, dialects: Iterable[str]) -> None:
 
 
 def _progress(size: int) -> Callable[[list[Entry]], Iterable[Entry]]:
-    """A progress bar on stderr for large files, nothing for small ones."""
+    """Show a progress bar on stderr for large files, nothing for small ones."""
     console = Console(stderr=True)
     return lambda items: track(items, "Converting", console=console, transient=True, disable=size < _PROGRESS_BYTES)

@@ -1,4 +1,4 @@
-"""Strangers' configs: every key is honoured, known to change nothing that an attack asks for, or refused by name."""
+"""Read strangers' configs: every key is honoured, known to be irrelevant to attacks, or refused by name."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class ConfigKeys(NamedTuple):
       fixed: keys with the only values that our network has; the first is the default.
       fields: keys that are fields of the network's spec: the field, and the default.
       honoured: other keys that the spec follows from, with their defaults.
-      ignored: keys that change nothing here; if there are none, all others.
+      ignored: keys that change nothing here; if none are listed, all other keys are.
       reasons: what a key's other values would mean, for the error.
     """
 
@@ -38,7 +38,7 @@ class ConfigKeys(NamedTuple):
 def check_class(name: object, expected: tuple[str, ...]) -> None:
     """Require the class that a config is for to be among those expected."""
     if name not in expected:
-        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: expected {' or '.join(expected)}")
+        raise ValueError(f"cannot honour _class_name={repr(name)[:60]}: must be {' or '.join(expected)}")
 
 
 def refuse_code(config: JsonObject) -> None:
@@ -73,7 +73,7 @@ def read_keys(config: JsonObject, keys: ConfigKeys) -> KeyValues:
             if key in keys.reasons:
                 raise ValueError(f"not supported, because {keys.reasons[key]} ({key}={str(config[key])[:60]})")
             expected = " or ".join(map(repr, values))
-            raise ValueError(f"cannot honour {key}={repr(config[key])[:60]}: expected {expected}")
+            raise ValueError(f"cannot honour {key}={repr(config[key])[:60]}: must be {expected}")
     if keys.ignored:
         refuse_unknown(config, {*keys.fixed, *keys.defaults(), *keys.ignored})
     given = {key: config.get(key, default) for key, default in keys.defaults().items()}

@@ -36,7 +36,7 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
-    """The architecture, read off names and shapes (they determine all of it)."""
+    """Read the architecture off names and shapes (they determine all of it)."""
     parts = {tuple(name.split(".")[1:4]) for name in state if name.startswith("down.")}
     highest = max((int(part[0]) for part in parts if part[0].isdecimal()), default=0)
     check_integer(highest, 0, MAX_LEVELS - 1, "the number of a level")

@@ -40,7 +40,7 @@ class _Network(NamedTuple):
       keys: of its config.
       parse: makes a spec of its config and of whether the scheduler expects a variance (None: there is no scheduler).
       pipelines: that it is in.
-      part: what it is called there, and in LoRA files.
+      part: its name there, and in LoRA files.
       on_latents: whether an autoencoder belongs to it.
       takes_text: whether a text encoder does.
     """

@@ -179,7 +179,7 @@ CLIP = ConfigKeys(
 
 
 def describe_defaults(config: JsonObject, keys: ConfigKeys) -> list[str]:
-    """A line on what a config leaves to the code that reads it, in a list; none if it leaves nothing."""
+    """Return a line on what a config leaves to the code that reads it, in a list; an empty list if nothing."""
     values = [f"{key}={value!r}" for key, value in keys.defaults().items() if key not in config]
     return [f"architecture: diffusers' defaults, where config.json does not say: {', '.join(values)}"] if values else []
 
@@ -197,12 +197,12 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
 
     Args:
       config: what it is.
-      learned_sigma: whether the scheduler expects a variance from the network; None: as many channels as it has.
+      learned_sigma: whether the scheduler expects a variance from the network; None if the channels decide.
     """
     fields, given = read_keys(config, UNET)
     channels = _channels(given)
     if given["attn_norm_num_groups"] not in (None, given["norm_num_groups"]):
-        raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: expected null")
+        raise ValueError(f"cannot honour attn_norm_num_groups={given['attn_norm_num_groups']!r}: must be null")
     return DdpmUnetSpec(
         **fields,
         **_unet_fields(given, "Attn"),
@@ -213,7 +213,7 @@ def parse_unet(config: JsonObject, learned_sigma: bool | None = None) -> DdpmUne
 
 
 def _unet_fields(given: JsonObject, attention: str) -> JsonObject:
-    """The fields of either U-Net that follow from more than one key; `attention` begins the names of its blocks."""
+    """Return fields of either U-Net that follow from more than one key; `attention` begins the names of its blocks."""
     channels, width = _channels(given), given["time_embedding_dim"]
     return {
         "time_channels": 4 * channels[0] if width is None else width,
@@ -240,7 +240,7 @@ def _has_learned_sigma(given: JsonObject, learned: bool | None) -> bool:
     if outputs != inputs * (2 if learned else 1):
         expected = f"2 * in_channels = {2 * inputs}" if learned else f"in_channels = {inputs}"
         why = f"as its variance is {'learned' if learned else 'not learned'}"
-        raise ValueError(f"cannot honour out_channels={outputs}: expected {expected}, {why}")
+        raise ValueError(f"cannot honour out_channels={outputs}: must be {expected}, {why}")
     return learned
 
 
@@ -259,49 +259,49 @@ def _check_channels(given: JsonObject) -> None:
         reason = _OTHER_CHANNELS.get(inputs) if isinstance(inputs, int) else None
         if reason:
             raise ValueError(f"not supported, because {reason} (in_channels={inputs})")
-        raise ValueError(f"cannot honour out_channels={str(outputs)[:20]}: expected in_channels={str(inputs)[:20]}")
+        raise ValueError(f"cannot honour out_channels={str(outputs)[:20]}: must be in_channels={str(inputs)[:20]}")
 
 
 def _attention_levels(given: JsonObject, key: str, attention: str) -> tuple[int, ...]:
-    """The levels, from the full resolution down, whose blocks have attention; `attention` is what these are called."""
+    """Return the levels, from the full resolution down, whose blocks have attention, whose type is `attention`."""
     plain = {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}[key]
     block_types = _list(given, key, len(given["block_out_channels"]))
     for one in block_types:
         if one not in (plain, f"{attention}{plain}"):
-            raise ValueError(f"cannot honour the block type {str(one)[:60]!r}: expected {plain} or {attention}{plain}")
+            raise ValueError(f"cannot honour the block type {str(one)[:60]!r}: must be {plain} or {attention}{plain}")
     levels = block_types if key == "down_block_types" else block_types[::-1]
     return tuple(level for level, block_type in enumerate(levels) if block_type != plain)
 
 
 def parse_autoencoder(config: JsonObject) -> AutoencoderSpec:
-    """The spec of an AutoencoderKL's config."""
+    """Return the spec of an AutoencoderKL's config."""
     fields, given = read_keys(config, AUTOENCODER)
     channels = _list(given, "block_out_channels")
     for key, block in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         other = set(map(str, _list(given, key, len(channels)))) - {block}
         if other:
-            raise ValueError(f"cannot honour the block type {min(other)[:60]!r}: expected {block}")
+            raise ValueError(f"cannot honour the block type {min(other)[:60]!r}: must be {block}")
     if given["in_channels"] != given["out_channels"]:
-        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected in_channels")
+        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: must be in_channels")
     shift = 0.0 if given["shift_factor"] is None else given["shift_factor"]
     return AutoencoderSpec(**fields, level_channels=channels, shift_factor=shift)
 
 
 def parse_dit(config: JsonObject) -> DitSpec:
-    """The spec of a DiTTransformer2DModel's config."""
+    """Return the spec of a DiTTransformer2DModel's config."""
     fields, given = read_keys(config, DIT)
     for key in ("num_attention_heads", "attention_head_dim", "in_channels"):
         check_integer(given[key], 1, MAX_CHANNELS, key)
     width, inputs = given["num_attention_heads"] * given["attention_head_dim"], given["in_channels"]
     outputs = inputs if given["out_channels"] is None else given["out_channels"]
     if outputs not in (inputs, 2 * inputs):
-        raise ValueError(f"cannot honour out_channels={outputs!r}: expected in_channels={inputs}, once or twice")
+        raise ValueError(f"cannot honour out_channels={outputs!r}: must be in_channels={inputs}, once or twice")
     learned = outputs == 2 * inputs
     return DitSpec(**fields, layout="diffusers", learned_sigma=learned, width=width, mlp_width=4 * width)
 
 
 def parse_text_encoder(config: JsonObject) -> ClipTextSpec:
-    """The spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
+    """Return the spec of a CLIPTextModel's config; its many keys about generating text change nothing."""
     return ClipTextSpec(**read_keys(config, CLIP).fields)
 
 
@@ -348,7 +348,9 @@ def parse_scheduler(config: JsonObject, any_sampler: bool) -> tuple[ScheduleSpec
         raise ValueError(f"the config of the sampler {name[:60]!r} has no {missing[0]}")
     prediction = config.get("prediction_type", "epsilon")
     if prediction not in PREDICTIONS:
-        raise ValueError(f"cannot honour prediction_type={str(prediction)[:60]!r}: expected {', '.join(PREDICTIONS)}")
+        raise ValueError(
+            f"cannot honour prediction_type={str(prediction)[:60]!r}: must be one of {', '.join(PREDICTIONS)}"
+        )
     return _beta_schedule({**_BETAS, **config}), prediction
 
 
@@ -364,7 +366,7 @@ def _beta_schedule(given: JsonObject) -> ScheduleSpec:
             raise ValueError("trained_betas must be a list")
         return ScheduleSpec(kind="betas", num_steps=len(betas), betas=tuple(betas), zero_terminal_snr=zero_snr)
     if kind not in tuple(_BETA_SCHEDULES):
-        raise ValueError(f"cannot honour beta_schedule={kind!r}: expected {', '.join(_BETA_SCHEDULES)}")
+        raise ValueError(f"cannot honour beta_schedule={kind!r}: must be one of {', '.join(_BETA_SCHEDULES)}")
     return ScheduleSpec(
         kind=_BETA_SCHEDULES[kind],
         num_steps=given["num_train_timesteps"],

@@ -1,4 +1,4 @@
-"""What diffusers and transformers call the modules of each network."""
+"""The names of each network's modules in diffusers and transformers."""
 
 from checkpoints_convert.mapping import SHORTCUT, Naming, StateDict, block_names, block_parts, trunk_names
 from dime_jax.models import AutoencoderSpec, ClipTextSpec, ConditionalUnetSpec, DdpmUnetSpec, DitSpec, NetworkSpec

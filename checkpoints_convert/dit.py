@@ -38,7 +38,7 @@ def naming(spec: DitSpec) -> Naming:
 def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoint:
     """Return the checkpoint of a file's weights, with the autoencoder of the options."""
     if options.autoencoder is None:
-        raise ValueError("holds no autoencoder: give --autoencoder, the folder of the one that it was trained with")
+        raise ValueError("holds no autoencoder: give the folder of the one that it was trained with as --autoencoder")
     # The table of positions has no dot in its name, but is the network's.
     positions = {name: tensor for name, tensor in weights.buffers.items() if name == "pos_embed"}
     state: StateDict = {**weights.state, **positions}

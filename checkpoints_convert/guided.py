@@ -111,21 +111,21 @@ _NEEDED = ("image_size", "model_channels", "num_res_blocks", "attention_resoluti
 
 
 def setting_from_flags(flags: JsonObject, name: str = "model_flags") -> GuidedNetwork:
-    """The network of UNetModel's constructor arguments; what our network does not have is refused by name.
+    """Return the network of UNetModel's constructor arguments; what our network does not have is refused by name.
 
     `attention_resolutions` are downsampling factors, as in the constructor. `learn_sigma` (from the repository's
     scripts) may stand for `out_channels`. Flags for precision and checkpointing change nothing here.
 
     Args:
       flags: named as in the constructor.
-      name: what the network is called in the record.
+      name: the network's name in the record.
     """
     fields, given = read_keys(flags, _FLAGS)
     missing = [key for key in _NEEDED if given[key] is None]
     if missing:
         raise ValueError(f"missing model flags: {', '.join(missing)}")
     if given["num_heads_upsample"] not in (-1, given["num_heads"]) and given["num_head_channels"] == -1:
-        raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: expected num_heads or -1")
+        raise ValueError(f"cannot honour num_heads_upsample={given['num_heads_upsample']!r}: must be num_heads or -1")
     check_integer(given["model_channels"], 1, MAX_CHANNELS, "model_channels")
     check_integer(given["image_size"], 1, MAX_IMAGE_SIZE, "image_size")
     for key in ("channel_mult", "attention_resolutions"):
@@ -158,7 +158,7 @@ def _learned_sigma(given: JsonObject) -> bool:
         return given["learn_sigma"]
     learned = given["out_channels"] == 2 * given["in_channels"]
     if not learned and given["out_channels"] != given["in_channels"]:
-        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: expected in_channels or twice that")
+        raise ValueError(f"cannot honour out_channels={given['out_channels']!r}: must be in_channels or twice that")
     if given["learn_sigma"] not in (None, learned):
         raise ValueError(f"learn_sigma={given['learn_sigma']} contradicts out_channels={given['out_channels']}")
     return learned
@@ -173,7 +173,7 @@ def _num_classes(given: JsonObject) -> int | None:
 def _preset(
     name: str, size: int, channels: int, multipliers: tuple[float, ...], schedule: str = "linear", **flags: object
 ) -> GuidedNetwork:
-    """A published model: attention at 32×32, 16×16 and 8×8, learned variance, resampling residual blocks."""
+    """Describe a published model: attention at 32×32, 16×16 and 8×8, learned variance, resampling residual blocks."""
     common = {
         "image_size": size,
         "model_channels": channels,
@@ -202,7 +202,7 @@ def presets() -> dict[str, GuidedNetwork]:
 
 
 def recognise(state: StateDict) -> GuidedNetwork:
-    """The published model that these tensors are, by stem, depth and labels; `to_variables` checks the rest."""
+    """Find the published model that has these tensors, by stem, depth and labels; `to_variables` checks the rest."""
     numbers = [name.split(".")[1] for name in state if name.startswith("input_blocks.")]
     depth = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
     stem_tensors = ("input_blocks.0.0.weight", "input_blocks.0.0.bias", "out.0.weight", "out.0.bias")

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: only the files that a conversion reads are fetched.
+"""Fetch models from the Hugging Face Hub: only the files that a conversion reads.
 
 They are configs, tokenisers, and one set of weights for each network, the one that `part_files` would choose.
 """
@@ -11,7 +11,7 @@ from checkpoints_convert import part_files
 from dime_jax._util.downloads import DownloadError, Fetched, fetch_files
 from dime_jax.models.clip_tokenizer import TOKENIZER_FILES
 
-# The parts of a pipeline that a conversion reads; others, such as a safety checker, are left alone.
+# The parts of a pipeline that a conversion reads; others, such as a safety checker, are not fetched.
 _PARTS = ("", "unet", "unet_ema", "transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 _CONFIGS = ("model_index.json", "config.json", "scheduler_config.json")
 _SINGLE_FILE = re.compile(r"[\w.-]+\.(safetensors|ckpt|pt|pth|bin)", re.ASCII)
@@ -24,7 +24,7 @@ def fetch(name: str, *, cache_dir: str | os.PathLike[str] | None = None, endpoin
       name, cache_dir, endpoint: as in `fetch_files`.
 
     Raises:
-      DownloadError: as `fetch_files` does, and for a repository without weights that are known.
+      DownloadError: as `fetch_files` does, and for a repository without weights of a known form.
     """
     return fetch_files(name, needed_files, cache_dir=cache_dir, endpoint=endpoint)
 

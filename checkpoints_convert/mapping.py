@@ -96,7 +96,7 @@ def _layout(path: tuple[str, ...], rank: int, naming: Naming) -> str:
 
 
 def tensor_shape(shape: Shape, layout: Layout) -> Shape:
-    """The shape in the file of a variable of this shape."""
+    """Return the shape in the file of a variable of this shape."""
     if layout.axes is None:
         return shape
     return tuple(shape[layout.axes.index(axis)] for axis in range(len(shape))) + (1,) * layout.ones
@@ -105,7 +105,7 @@ def tensor_shape(shape: Shape, layout: Layout) -> Shape:
 def to_variables(
     state: StateDict, table: list[Entry], track: Callable[[list[Entry]], Iterable[Entry]] = lambda entries: entries
 ) -> PyTree:
-    """The network's variables in float32, as a nested dict of NumPy arrays.
+    """Convert tensors to the network's variables in float32, a nested dict of NumPy arrays.
 
     Args:
       state: tensors by name.
@@ -141,7 +141,7 @@ def _structure_problems(state: StateDict, table: list[Entry]) -> list[str]:
 
 
 def to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
-    """Return a float32 copy in our layout. Pages of a mapped file that this brought into memory are let go again."""
+    """Copy a tensor to float32 in our layout. Pages of a mapped file that the copy read into memory are released."""
     if layout.axes is not None:
         tensor = tensor.reshape(tensor.shape[: tensor.ndim - layout.ones]).transpose(layout.axes)
     with np.errstate(over="ignore"):  # a float64 weight beyond float32 becomes infinite, and is reported as such
@@ -151,7 +151,7 @@ def to_ours(tensor: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def _release(view: object) -> None:
-    """Drop the pages of the memory-mapped file under a view, if it is one, from this process's memory."""
+    """Drop the pages of the memory-mapped file under a view, if there is one, from this process's memory."""
     while view is not None and not isinstance(view, mmap.mmap):
         view = view.obj if isinstance(view, memoryview) else getattr(view, "base", None)
     if view is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -159,7 +159,7 @@ def _release(view: object) -> None:
 
 
 def to_state_dict(variables: PyTree, table: list[Entry]) -> dict[str, np.ndarray]:
-    """The checkpoint's tensors by name: the inverse of `to_variables`."""
+    """Return the checkpoint's tensors by name: the inverse of `to_variables`."""
     state, arrays = {}, traverse_util.flatten_dict(variables)
     for entry in table:
         state[entry.tensor] = np.ascontiguousarray(to_theirs(np.asarray(arrays[entry.path]), entry.layout))
@@ -199,7 +199,7 @@ def attention_parts(*names: str) -> dict[str, str]:
 
 
 def numbered(stem: str, place: int, count: int, start: int = 0) -> list[str]:
-    """The names of one level's modules where they are numbered through all levels, `count` a level.
+    """Name one level's modules where they are numbered through all levels, `count` per level.
 
     Args:
       stem: what stands before the number.
@@ -212,7 +212,7 @@ def numbered(stem: str, place: int, count: int, start: int = 0) -> list[str]:
 
 
 def block_names(way: str, level: int, blocks: Iterable[str], attentions: Iterable[str]) -> dict[str, str]:
-    """The checkpoint's names of one level's residual blocks, and of the attention behind each.
+    """Return the checkpoint's names of one level's residual blocks, and of the attention after each.
 
     A name for a block or an attention that the network does not have is never looked up.
 
@@ -220,7 +220,7 @@ def block_names(way: str, level: int, blocks: Iterable[str], attentions: Iterabl
       way: "down" or "up".
       level: counted from the full resolution.
       blocks: names of the residual blocks, in the order of the network.
-      attentions: as many, one behind each block.
+      attentions: as many names, one for the attention after each block.
     """
     names = {}
     for number, (block, attention) in enumerate(zip(blocks, attentions, strict=True)):
@@ -237,13 +237,13 @@ class Level(NamedTuple):
 
 
 def infer_ddpm_spec(state: StateDict, naming: Naming, levels: list[Level], base: DdpmUnetSpec) -> DdpmUnetSpec:
-    """The DDPM U-Net that has these levels and the widths of these tensors.
+    """Return the DDPM U-Net that has these levels and the widths of these tensors.
 
     Args:
       state: tensors by name.
       naming: what they are called; that of any DDPM U-Net.
       levels: from the full resolution down.
-      base: has what the dialect fixes.
+      base: a spec with what the dialect fixes.
     """
     names = naming.modules
     biases = [f"{naming.parts[part]}.bias" for part in ("conv_1", "time_dense", "norm_2", "conv_2")]
@@ -263,7 +263,7 @@ def infer_ddpm_spec(state: StateDict, naming: Naming, levels: list[Level], base:
 
 
 def width_of(state: StateDict, candidates: Sequence[tuple[str, int]]) -> int:
-    """The most frequent size among (tensor, axis) pairs; absent tensors do not vote.
+    """Return the most frequent size among (tensor, axis) pairs; absent tensors do not vote.
 
     Widths are read off several tensors at once, so that one missing or mis-shaped tensor does not mislead the guess of
     the architecture, and ends up as the one tensor that the error names.

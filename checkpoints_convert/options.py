@@ -21,7 +21,7 @@ class ConversionOptions:
     """What is to be converted, and what the checkpoint does not say itself; None: what it says."""
 
     dialect: str = option(
-        "auto", "whose tensor names the checkpoint has: secmi, ddim, diffusers, guided or dit", CONVERTING, "NAME"
+        "auto", "the code that wrote the checkpoint: secmi, ddim, diffusers, guided or dit", CONVERTING, "NAME"
     )
     weights: str | None = option(
         None, "ema, raw, or the name of a set of weights in the file (default: ema if it has them)", CONVERTING, "NAME"

@@ -20,7 +20,7 @@ from dime_jax._util.text import printable, shorten
 
 MAX_SHARDS = 1000
 
-# Names without variant and number, in the order in which they are preferred.
+# Names without variant and number, in order of preference.
 DIFFUSERS_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 TRANSFORMERS_FILES = ("model.safetensors", "pytorch_model.bin")
 _VARIANTS = ("", "fp16")  # full precision first
@@ -47,11 +47,11 @@ def choose_weights(
 ) -> list[str]:
     """Return one set of weights of a part: its file, or the index of its shards and these; nothing if there is none.
 
-    Full precision, and safetensors, where there is a choice.
+    It prefers full precision, and safetensors.
 
     Args:
       files: all names in the part's folder.
-      names: of weights files, in the order in which they are preferred.
+      names: of weights files, in order of preference.
     """
     for variant in _VARIANTS:
         for name in names:
@@ -68,7 +68,7 @@ def choose_weights(
 
 
 def read_tensors(file: Path) -> StateDict:
-    """All tensors of a weights file or an index's shards, by name, as views on the files."""
+    """Read all tensors of a weights file or an index's shards, by name, as views on the files."""
     if not file.name.endswith(".json"):
         return _read_flat(file)
     with about(file):
@@ -85,7 +85,7 @@ def read_tensors(file: Path) -> StateDict:
 
 
 def _shards(index: Path) -> Mapping[str, set[str]]:
-    """The names of the tensors in each shard."""
+    """Return the names of the tensors in each shard."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ValueError("weight_map must be a JSON object that is not empty")

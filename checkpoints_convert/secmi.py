@@ -43,7 +43,7 @@ def open_weights(weights: ChosenWeights, options: ConversionOptions) -> Checkpoi
 
 
 def infer_spec(state: StateDict) -> DdpmUnetSpec:
-    """The architecture, read off names and shapes (they determine all of it)."""
+    """Read the architecture off names and shapes (they determine all of it)."""
     parts = {tuple(name.split(".")[1:3]) for name in state if name.startswith("downblocks.")}
     levels = [Level([], False)]
     for number in sorted({int(part[0]) for part in parts if part[0].isdecimal()}):

@@ -86,7 +86,7 @@ class _BoundedFile(io.FileIO):
         if size is None or size < 0:
             size = os.fstat(self.fileno()).st_size - self.tell()
         if size > MAX_DIRECTORY_BYTES:
-            raise CheckpointError(f"zip directory of {size} bytes, more than the {MAX_DIRECTORY_BYTES} allowed")
+            raise CheckpointError(f"the zip directory must have at most {MAX_DIRECTORY_BYTES} bytes, got {size}")
         return super().read(size)
 
 
@@ -118,7 +118,7 @@ def _load(file: _BoundedFile) -> object:
 
 
 def _verify(entry: _Entry, file: _BoundedFile) -> None:
-    """Compare an entry with its checksum, reading blocks: a walk over the mapping would bring all of it into memory."""
+    """Compare an entry with its checksum, reading blocks: reading the mapping would bring all of it into memory."""
     if entry.crc32 == 0:
         return
     checksum = 0
@@ -136,7 +136,7 @@ def _read_zip(file: _BoundedFile, data: np.ndarray) -> _Contents:
     records = _zip_records(file, data)
     for name in sorted(_METADATA & records.keys()):
         if records[name].data.size > MAX_PICKLE_BYTES:
-            raise CheckpointError(f"{name}: {records[name].data.size} bytes, more than the {MAX_PICKLE_BYTES} allowed")
+            raise CheckpointError(f"{name} must have at most {MAX_PICKLE_BYTES} bytes, got {records[name].data.size}")
         _verify(records[name], file)
     version = records["version"].data.tobytes().strip()
     if version not in _ARCHIVE_VERSIONS:
@@ -159,7 +159,7 @@ def _zip_storage(storage: Storage, records: Mapping[str, _Entry]) -> _Entry:
 
 
 def _zip_records(file: _BoundedFile, data: np.ndarray) -> dict[str, _Entry]:
-    """The entries by their name below ROOT. They do not overlap, and nothing is decompressed."""
+    """Return the entries by their name below ROOT. They do not overlap, and nothing is decompressed."""
     try:
         with zipfile.ZipFile(file) as archive:
             infos, directory_start = archive.infolist(), archive.start_dir
@@ -210,7 +210,7 @@ def _check_names(names: list[str]) -> str:
 
 
 def _zip_data_start(info: zipfile.ZipInfo, data: np.ndarray, where: str) -> int:
-    """Where an entry's bytes begin: behind its own header, which must agree with the archive's directory."""
+    """Return where an entry's bytes begin: after its own header, which must agree with the archive's directory."""
     header_end = info.header_offset + _ZIP_HEADER.size
     if not 0 <= info.header_offset < header_end <= data.size:
         raise CheckpointError(f"{where} begins outside the file")
@@ -261,10 +261,10 @@ def _legacy_storages(storages: list[Storage], data: np.ndarray, position: int) -
             raise CheckpointError(f"storage {storage.key}, byte {position}: the count must be {storage.numel}")
         position = start + storage.numel * storage.dtype.itemsize
         if position > data.size:
-            raise CheckpointError(f"storage {storage.key}: ends at byte {position} of a file of {data.size}")
+            raise CheckpointError(f"storage {storage.key}: ends at byte {position}, beyond the file's {data.size}")
         entries[storage.key] = _Entry(storage.key, data[start:position], start, crc32=0)
     if position != data.size:
-        raise CheckpointError(f"{data.size - position} bytes too many after the last storage")
+        raise CheckpointError(f"{data.size - position} extra bytes after the last storage")
     return entries
 
 
@@ -328,7 +328,7 @@ class _Assembly:
 
 
 def _view(tensor: Tensor, storage_bytes: np.ndarray) -> np.ndarray:
-    """The array of `tensor`, after a check that every element lies within the bytes of its storage.
+    """Return the array of `tensor`, after a check that every element lies within the bytes of its storage.
 
     A tensor may not have more elements than its storage. So an expanded one (stride 0), which could claim any size, is
     refused. An empty tensor has no element to check.

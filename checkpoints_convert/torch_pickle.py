@@ -64,7 +64,7 @@ class Unpickled(NamedTuple):
 
 
 def unpickle(stream: io.BytesIO, where: str) -> Unpickled:
-    """Run one pickle from `stream` and stay behind its end; `where` is for errors.
+    """Run one pickle from `stream` and stop after its end; `where` is for errors.
 
     The value may still contain itself, or be shared so often that walking over it never ends: see `torch_file`.
     """
@@ -91,7 +91,7 @@ def _opcodes(stream: io.BytesIO, where: str) -> Iterator[tuple[pickletools.Opcod
 
 
 def kind(value: object) -> str:
-    """What a value from the file is, for an error (printing the value itself could take forever)."""
+    """Say what kind of value this is, for an error (printing the value itself could take forever)."""
     return value.name if type(value) is _Function else type(value).__name__.strip("_")
 
 

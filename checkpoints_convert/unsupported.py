@@ -1,4 +1,4 @@
-"""Models that the attacks say nothing about, told by the names of their parts and refused with the reason."""
+"""Refuse models that the attacks say nothing about, told by the names of their parts, with the reason."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,7 +38,7 @@ _OTHER_PARTS = {
 
 
 def refuse_other_pipelines(source: Path, class_name: str, parts: Iterable[str]) -> None:
-    """Say why, if this pipeline is not one of Stable Diffusion 1 or 2, or of DiT.
+    """Refuse a pipeline that is not one of Stable Diffusion 1 or 2, or of DiT, and say why.
 
     Args:
       source: the folder, for the error.
@@ -52,7 +52,7 @@ def refuse_other_pipelines(source: Path, class_name: str, parts: Iterable[str]) 
 
 
 def refuse_unsupported(path: Path, parts: Iterable[str]) -> None:
-    """Say why, if a single file's tensors are those of a latent-diffusion or text-to-image model.
+    """Refuse a single file with the tensors of a latent-diffusion or text-to-image model, and say why.
 
     Args:
       path: the file, for the error.

@@ -1,4 +1,4 @@
-"""Opens any weights file, and finds one network's tensors in it under the names that its code gave them.
+"""Open any weights file, and find one network's tensors in it under the names that its code gave them.
 
 A file holds one set of weights or several: raw ones and their exponential moving average (EMA), under keys of a dict or
 prefixes of names. `choose` takes one of them, and never guesses between two that nothing tells apart.
@@ -30,18 +30,18 @@ _DTYPES = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.floa
 
 
 def read(file: Path) -> object:
-    """What a PyTorch or safetensors file holds, with NumPy arrays that are views on the file in place of tensors."""
+    """Read a PyTorch or safetensors file, with NumPy arrays that are views on the file in place of tensors."""
     return _read_safetensors(file) if is_safetensors(file) else torch_file.load(file)
 
 
 def is_safetensors(file: Path) -> bool:
-    """Whether it is a safetensors file: its header is JSON, after its length in eight bytes. No PyTorch file is so."""
+    """Whether it is a safetensors file: unlike PyTorch files, it begins with a length of 8 bytes and a JSON header."""
     with file.open("rb") as stream:
         return file.suffix == ".safetensors" or stream.read(9)[8:] == b"{"
 
 
 def _read_safetensors(file: Path) -> StateDict:
-    """The tensors of a safetensors file, as views on the mapped file; repeated names and other types are refused."""
+    """Read a safetensors file's tensors, as views on the mapped file; repeated names and other types are refused."""
     try:
         with safetensors.safe_open(file, framework="numpy"):
             pass  # checks the header: sizes, offsets, no overlap, no gap
@@ -83,7 +83,7 @@ class WeightSet(NamedTuple):
       key: where it is in the file; "" if it is all of the file.
       is_ema: whether its key or its names' prefix says that it is an EMA.
       state: the tensors, under names without wrappers' prefixes.
-      buffers: tensors beside the network, such as the betas that a training module keeps.
+      buffers: tensors beside the network, such as the betas that a training module stores.
     """
 
     key: str
@@ -113,7 +113,7 @@ class ChosenWeights(NamedTuple):
 
 
 def choose(file: Path, contents: object, wanted: str | None) -> ChosenWeights:
-    """One set of weights out of a file: the one that is wanted (see `ConversionOptions`), else the EMA, else the only.
+    """Choose one set of weights in a file: the one wanted (see `ConversionOptions`), else the EMA, else the only one.
 
     Args:
       file: the weights file, for the record.
@@ -162,7 +162,7 @@ def _chosen(sets: list[WeightSet], wanted: str | None, unreadable: str | None) -
 
 
 def find_sets(contents: object) -> list[WeightSet]:
-    """All sets of weights in a file."""
+    """Find all sets of weights in a file."""
     if isinstance(contents, (list, tuple)):  # ddim: [model, optimiser, epoch, step] and, if it was kept, the EMA
         contents = {"model": contents[0] if contents else None, "ema": contents[4] if len(contents) == 5 else None}
     return list(_walk("", contents, _LEVELS))
@@ -175,7 +175,7 @@ def _walk(key: str, contents: object, levels: int) -> Iterator[WeightSet]:
         yield from _split(key, contents)
     elif levels:
         for name, part in contents.items():
-            if isinstance(name, str):  # an optimiser numbers its parameters, and keeps tensors by name for each
+            if isinstance(name, str):  # an optimiser numbers its parameters, and holds tensors by name for each
                 yield from _walk(_joined(key, name), part, levels - 1)
 
 
@@ -187,7 +187,7 @@ def is_state_dict(contents: object) -> TypeGuard[StateDict]:
 
 
 def _split(key: str, state: StateDict) -> Iterator[WeightSet]:
-    """The set of a state dict, or the two of one that holds an EMA beside the network it averages."""
+    """Return the set of a state dict, or the two of one that holds an EMA beside the network it averages."""
     *_, (state, buffers) = _unwrapped(state)
     prefixes = {name.partition(".")[0] for name in state}
     averages = sorted(prefix for prefix in prefixes if _says_ema(prefix))
@@ -213,7 +213,7 @@ def _joined(key: str, prefix: str) -> str:
 
 
 def _unwrapped(state: StateDict) -> Iterator[tuple[StateDict, StateDict]]:
-    """A state dict without the prefixes that all its names share, one after the other; and the buffers beside it.
+    """Strip the prefixes that all names of a state dict share, one by one; return it and the buffers beside it.
 
     The networks here have a dot in every name: what has none belongs to a module around them.
     """
@@ -231,7 +231,7 @@ def _unwrapped(state: StateDict) -> Iterator[tuple[StateDict, StateDict]]:
 
 
 def _with_dots(prefix: str, ema: StateDict, network: StateDict) -> StateDict:
-    """An EMA whose names lost their dots (LitEma stores it so), under the names of the network beside it."""
+    """Name an EMA whose names lost their dots (as LitEma stores it) by the network beside it."""
     ema = {name: tensor for name, tensor in ema.items() if name not in _LIT_EMA_COUNTERS}
     for state, _ in _unwrapped(network) if network else ():
         names = {name.replace(".", ""): name for name in state}
@@ -245,7 +245,7 @@ def _says_ema(key: str) -> bool:
 
 
 def _unreadable_ema(contents: object, sets: list[WeightSet]) -> str | None:
-    """A key of the file that says EMA and holds tensors, but not by name."""
+    """Find a key of the file that says EMA and holds tensors, but not by name."""
     if not isinstance(contents, Mapping) or any(one.is_ema for one in sets):
         return None
     marked = (str(key) for key, value in contents.items() if _says_ema(str(key)) and _has_tensors(value, _LEVELS))
@@ -260,7 +260,7 @@ def _has_tensors(value: object, levels: int) -> bool:
 
 
 def tensor_names(contents: object) -> Iterator[str]:
-    """The names of the tensors in a file, as they are."""
+    """Return the names of the tensors in a file, as they are."""
     if isinstance(contents, Mapping):
         for part in (contents, *contents.values()):
             if isinstance(part, Mapping):

@@ -38,11 +38,13 @@ from .loading.opening import OpenedModel as OpenedModel
 from .loading.opening import load_denoiser as load_denoiser
 from .loading.opening import open_model as open_model
 from .protocol import calibration as calibration
+from .protocol.options import ReferenceOptions as ReferenceOptions
 from .remote import RemoteDenoiser as RemoteDenoiser
 from .remote import RemoteOptions as RemoteOptions
 from .scoring import Budget as Budget
 from .scoring import Retry as Retry
 from .scoring import ScoringOptions as ScoringOptions
 from .scoring import TryLater as TryLater
+from .training import train_reference as train_reference
 
 __version__: str

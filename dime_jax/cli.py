@@ -20,7 +20,7 @@ import dime_jax
 from dime_jax._util.compilation_cache import use as use_compilation_cache
 from dime_jax._util.flags import REQUIRED, Parser, add_options, read_options, under
 from dime_jax.loading.conversion import CONVERTING, LATENT, ConversionOptions, UseOptions
-from dime_jax.protocol.options import BESIDE, COST, IMAGES, JUDGING, AuditOptions, OutputOption
+from dime_jax.protocol.options import BESIDE, COST, IMAGES, JUDGING, AuditOptions, OutputOption, ReferenceOptions
 from dime_jax.remote.options import HOSTED, RemoteOptions, ServeOptions
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def _audit(args: argparse.Namespace) -> int:
       dime-jax audit --model ckpt.pt --members a/ --heldout b/ --candidates c/ --output out/mine
       dime-jax audit --model ckpt.pt --images cifar10:DIR --split CIFAR10_train_ratio0.5.npz
       dime-jax audit --model hf:OWNER/NAME --heldout b/ --candidates mine/   (no members known)
+      dime-jax audit --model ckpt.pt --heldout b/ --candidates c/ --reference train:500
       dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"
     """
     from dime_jax import auditing
@@ -61,7 +62,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     config = _config(args)
     for condition in args.fail_if:
-        gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels())
+        gate.check_possible(condition, gate.AUDIT_KEYS, config.result_labels(), config.has_reference)
     return _show(auditing.audit(config), args)
 
 
@@ -108,11 +109,13 @@ def _score(args: argparse.Namespace) -> int:
     from dime_jax.auditing.images import open_as_given
     from dime_jax.auditing.models import denoisers, open_models
     from dime_jax.auditing.run_audit import begin
-    from dime_jax.scoring import score_table
+    from dime_jax.protocol import beside
 
     if not (args.images and args.split) and not (args.members and args.heldout):
         raise ValueError("name the images with --members and --heldout, or with --images and --split")
     config = _config(args, output=args.run)
+    if config.trains_reference:
+        raise ValueError(f"reference must be a model, got {config.reference}: train it first, with dime-jax reference")
     opened = open_models(config)
     print("\n".join(model.describe() for model in opened if model), file=sys.stderr)
     denoiser, reference = denoisers(opened)
@@ -122,8 +125,9 @@ def _score(args: argparse.Namespace) -> int:
         options = dataclasses.replace(config.options, micro_batch=scoring.tune_micro_batch(denoiser))
         config = dataclasses.replace(config, options=options)
     run_protocol(config, denoiser, images, halves, [args.half], reference=reference)
-    table = score_table.read_table(args.run / args.half)
-    print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made")
+    table = beside.read(args.run, args.half)
+    asked = "" if table.reference is None else f", and {table.reference.queries_made:,} of the reference"
+    print(f"{len(table.index):,} images of the {args.half} half scored, {table.queries_made:,} queries made{asked}")
     return DONE
 
 
@@ -139,7 +143,8 @@ def _calibrate(args: argparse.Namespace) -> int:
     _load_attack_module(args)
     for frozen in stages.calibrate_run(args.run):
         print(f"{frozen.attack}: {frozen.setting}, calibration AUC {frozen.auc:.4f}")
-    for alarm in wording.direction_alarms(stages.read_direction(args.run, ["calibration"])):
+    alarms = wording.direction_alarms(stages.read_direction(args.run, ["calibration"]))
+    for alarm in [*alarms, *wording.reference_alarms(stages.reference_direction(args.run, ["calibration"]))]:
         print(f"warning: {alarm}", file=sys.stderr)
     return DONE
 
@@ -165,6 +170,27 @@ def _evaluate(args: argparse.Namespace) -> int:
     for warning in results.warnings:
         print(f"dime-jax: warning: {warning}", file=sys.stderr)
     return _finish(results, args)
+
+
+def _reference(args: argparse.Namespace) -> int:
+    """train a second model to ask beside a model, on images that the model has not seen
+
+    example:
+      dime-jax reference --model ckpt.pt --images never_seen/ --output out/reference
+      dime-jax audit --model ckpt.pt --reference out/reference/model --heldout b/ --candidates c/
+    """
+    from dime_jax import data
+    from dime_jax.data.roles import with_labels
+    from dime_jax.loading.opening import open_model
+    from dime_jax.training import train_reference
+
+    options = read_options(args, ReferenceOptions)
+    model = open_model(args.model, **vars(read_options(args, ConversionOptions)))
+    source = data.open_source(args.images)
+    source = with_labels(source, args.labels, model.denoiser.name, model.denoiser.num_classes)
+    trained = train_reference(model, source, args.output, options, silent=args.quiet)
+    print(f"the reference is {trained}: use it as --reference {trained}")
+    return DONE
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -224,6 +250,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _show(result: "AuditResult", args: argparse.Namespace) -> int:
     """Print what an audit or a comparison found."""
+    from dime_jax.findings import wording
     from dime_jax.protocol.evaluation import Evaluation
     from dime_jax.report import tables
 
@@ -233,7 +260,7 @@ def _show(result: "AuditResult", args: argparse.Namespace) -> int:
         if isinstance(found, Evaluation) and found.results:
             tables.print_results(found, console)
         tables.print_headline(found.headline, found.warnings, console)
-        print(f"{found.queries_made:,} queries made. The report: {result.report}")
+        print(f"{wording.queries_made(found)}. The report: {result.report}")
     return _finish(found, args)
 
 
@@ -324,6 +351,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(subparsers)
     _add_stages(subparsers)
     _add_report(subparsers)
+    _add_reference(subparsers)
     _add_convert(subparsers)
     _add_models(subparsers)
     _add_serve(subparsers)
@@ -391,6 +419,18 @@ def _add_report(commands: _Commands) -> None:
     _add_output_options(report)
 
 
+def _add_reference(commands: _Commands) -> None:
+    reference = _add(commands, "reference", _reference, "--model MODEL --images IMAGES --output DIR [options]")
+    add_options(reference, AuditOptions, ["model"], model=REQUIRED)
+    images = "images that the model was not trained on, and that no audit beside the reference will need"
+    reference.add_argument("--images", required=True, metavar="IMAGES", help=images)
+    add_options(reference, OutputOption)
+    add_options(reference, ReferenceOptions)
+    add_options(reference, AuditOptions, ["labels"])
+    add_options(reference, ConversionOptions)
+    _add_quiet(reference)
+
+
 def _add_convert(commands: _Commands) -> None:
     convert = _add(commands, "convert", _convert, "--source FILE --output DIR [options]")
     source = "a checkpoint (.pt, .ckpt, .safetensors) or a diffusers folder"
@@ -433,6 +473,10 @@ def _add_query_options(parser: argparse.ArgumentParser) -> None:
     cost.add_argument("--micro_batch", type=int, metavar="N", help="send N images to each device at a time")
     cost.add_argument("--max_queries", type=int, metavar="N", help=at_most)
     cost.add_argument("--max_queries_per_image", type=int, metavar="N", help="the same limit for each image")
+    _add_quiet(parser)
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
     under(parser, _OUTPUT).add_argument("--quiet", action="store_true", help="show no progress")
 
 

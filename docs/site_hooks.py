@@ -1,4 +1,4 @@
-"""What the site has besides the pages of this folder: pages of the clone, figures, the example's report, the notebook.
+"""Add to the site what is not in this folder: pages of the clone, figures, the example's report, the notebook.
 
 `make docs` makes them first, under out/; a part that is missing stops the build.
 """

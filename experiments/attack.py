@@ -44,7 +44,7 @@ FILES = ("data.split_file", "attack.checkpoint", "attack.model_flags", "attack.m
 
 
 def load_model(config: ConfigDict, workdir: pathlib.Path, study: Study) -> Denoiser:
-    """The model that `config.attack.model` names (see `configs.attack_section`).
+    """Load the model that `config.attack.model` names (see `configs.attack_section`).
 
     Args:
       config: the study's.
@@ -100,7 +100,7 @@ def check_trained(config: ConfigDict, model: pathlib.Path, study: Study) -> None
 
 
 def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path, JsonObject]:
-    """The config's checkpoint, or the generated one, and its model flags if it has any."""
+    """Return the config's checkpoint, or the generated one, and its model flags if it has any."""
     if config.data.generate:
         directory = generated_directory(workdir)
         file, flags = directory / generated.CHECKPOINT, directory / generated.MODEL_FLAGS
@@ -112,7 +112,7 @@ def checkpoint(config: ConfigDict, workdir: pathlib.Path) -> tuple[pathlib.Path,
 
 
 def jobs_of(attack: ConfigDict) -> list[planning.Job]:
-    """Every attack at every setting of its grid, from `config.attack`."""
+    """List every attack at every setting of its grid, from `config.attack`."""
     jobs = []
     for name in attack.names or attack_names((OWN,)):
         values = attack.grids.get(name, attack.grids.get("all"))
@@ -122,7 +122,7 @@ def jobs_of(attack: ConfigDict) -> list[planning.Job]:
 
 
 def without_places(config: ConfigDict) -> JsonObject:
-    """The config's values for the record: files by their names and sources by their kinds, not where they lie here.
+    """Return the config's values for the record: files by their names and sources by their kinds, not their paths here.
 
     The fingerprints in the score tables identify their contents.
     """
@@ -137,7 +137,7 @@ def without_places(config: ConfigDict) -> JsonObject:
 
 
 def halves_of(config: ConfigDict, study: Study) -> data.Halves:
-    """Who chooses the settings, and who is tested."""
+    """Return which images choose the settings, and which are tested."""
     mode = config.attack.halves
     groups = study.source.identities if mode == "by_id" else None
     sizes = {name: config.attack[name] for name in ("calibration_size", "test_size", "calibration_share")}
@@ -182,7 +182,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
     groups = looked[0][1] if looked else None
     stages.begin(directory, jobs, halves, seed, groups=groups, reference=reference)
     on_first_process(record)
-    # That the model is no denoiser is only recorded: the networks of :smoke are random.
+    # That the model is not a denoiser is only recorded: the networks of :smoke are random.
     stages.run(
         directory,
         denoiser,

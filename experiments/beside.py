@@ -39,6 +39,15 @@ class Counted(NamedTuple):
     lead: Estimate
 
 
+Found = dict[str, dict[str, Counted]]  # attacks by name, each by what is taken out of its score
+
+
+def study_name(file: str) -> str:
+    """Config and variant in short: "cifar10:overnight"."""
+    name, _, variant = file.partition(":")
+    return ":".join(filter(None, (pathlib.Path(name).stem, variant)))
+
+
 class Cut(NamedTuple):
     """Held-out images: those of the fits, those that are counted, and those that were set aside."""
 
@@ -114,8 +123,8 @@ def ask(
 
 def count(
     table: ScoreTable, reference: ScoreTable | None, images: ImageRoles, pictures: Statistics, seed: int
-) -> dict[str, dict[str, Counted]]:
-    """What each attack achieves, by its name and by what is taken out of its score.
+) -> Found:
+    """What each attack achieves.
 
     Args:
       table: of the model.

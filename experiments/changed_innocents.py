@@ -70,7 +70,7 @@ class Places(NamedTuple):
     changed: int
 
     def of(self, kind: str) -> np.ndarray:
-        """Where the others are, changed in one way, or as they are."""
+        """Return where the others are, changed in one way, or as they are."""
         return self.unchanged + list(CHANGES).index(kind) * self.changed + np.arange(self.changed)
 
 
@@ -107,7 +107,7 @@ class Audited(NamedTuple):
 
 
 def versions(source: data.Source, images: np.ndarray) -> tuple[data.Source, Places]:
-    """The source of some images, the first third of them in every version."""
+    """Make a source of some images, the first third of them in every version."""
     changed = len(images) // 3
     of_each, places = np.arange(len(images)) * len(CHANGES), Places(len(images) - changed, changed)
     used = [of_each[changed:], *(of_each[:changed] + kind for kind in range(len(CHANGES)))]
@@ -134,17 +134,17 @@ def audit(asked: Asked, pile: Pile, changed: np.ndarray, others: np.ndarray, hel
         piles = pile.take(candidates[part]), pile.take(heldout)
         p_values[part] = evidence.difficulty_p_values(*piles[0][:2], *piles[1][:2], combine=asked.frozen.combine)
         if not np.any(p_values <= LEVEL):
-            break  # nobody is named whose p exceeds the level, whatever the others' are
+            break  # no image whose p exceeds the level is named, whatever the others' p
     named = evidence.candidate_verdicts(p_values, len(heldout), LEVEL).rejected
     return Audited(withheld, judged[first], named[first])
 
 
 def random_audits(asked: Asked, changed: int, count: int, seed: int) -> dict[str, records.Json]:
-    """Audits in which so many candidates are changed, by kind and all together.
+    """Run audits in which some candidates are changed; return them by kind, and all together.
 
     Args:
       asked: the images.
-      changed: how many candidates are; the others are as they are, and nobody is a member.
+      changed: how many candidates are; the others are as they are, and none is a member.
       count: how many audits; the kinds take turns.
       seed: of all draws.
     """
@@ -170,7 +170,7 @@ def _summary(rows: np.ndarray) -> records.Json:
 
 
 def below_limits(asked: Asked) -> dict[str, records.Json]:
-    """The share of images with a p-value up to each limit, by kind: plain, and after what the picture explains.
+    """Return the share of images with a p-value up to each limit, by kind: plain, and after what the picture explains.
 
     What the picture explains is fitted to the first unchanged images; the others are those that p-values compare with.
     """

@@ -1,4 +1,4 @@
-"""AUC at settings that only the calibration half was asked at, without the optimism of having chosen there.
+"""AUC at settings at which only the calibration half was asked, without the optimism of having chosen there.
 
 The test half is asked at frozen settings alone. So the calibration half is cut in two: what remains to be chosen is
 chosen on the one part and measured on the other, both ways, and the two results are averaged.
@@ -54,7 +54,7 @@ def cut(run: Run) -> Parts:
 
 
 def scores(parts: Parts, jobs: Sequence[planning.Job], adjusted: bool = False) -> np.ndarray:
-    """Scores [n], lower for members, of one attack at settings to choose from; each image by what the others chose.
+    """Score images [n], lower for members, by one attack at settings to choose from, each by what the others chose.
 
     An adjusted score is one without what the picture explains by a fit over the others, which sees no labels.
 
@@ -77,18 +77,18 @@ def scores(parts: Parts, jobs: Sequence[planning.Job], adjusted: bool = False) -
 
 
 def auc(parts: Parts, found: np.ndarray) -> float:
-    """The mean AUC of the two parts."""
+    """Return the mean AUC of the two parts."""
     return float(np.mean([metrics.auc(*_sides(parts, found, part)) for part in _both(parts, found)]))
 
 
 def rates(parts: Parts, found: np.ndarray) -> AucTpr:
-    """The mean AUC and the mean TPR@1%FPR of the two parts."""
+    """Return the mean AUC and the mean TPR@1%FPR of the two parts."""
     curves = [metrics.roc_curve(*_sides(parts, found, part)) for part in _both(parts, found)]
     return AucTpr(auc(parts, found), float(np.mean([max(one.tpr[one.fpr <= 0.01]) for one in curves])))
 
 
 def difference(parts: Parts, first: np.ndarray, second: np.ndarray) -> metrics.Estimate:
-    """AUC of the first scores minus that of the second on the same images, with DeLong's paired interval.
+    """Return the AUC of the first scores minus that of the second on the same images, with DeLong's paired interval.
 
     The mean of both parts' differences, whose errors are taken as independent.
     """

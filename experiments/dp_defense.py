@@ -30,7 +30,7 @@ from experiments.train import add_split_and_log, model_spec, training_options
 
 
 def arms(config: ConfigDict) -> dict[str, ConfigDict]:
-    """The configs of a study's arms by name: vanilla first, then as `config.dp.epsilons` lists them.
+    """Return the configs of a study's arms by name: vanilla first, then as `config.dp.epsilons` lists them.
 
     Every arm is attacked with noises and probes of its own, so that the luck of one draw is not read as an effect that
     all arms share.
@@ -47,7 +47,7 @@ def arms(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def draw_seed(seed: int, arm: str) -> int:
-    """The seed of an arm's noises and probes: another for each arm and each seed of the study."""
+    """Return the seed of an arm's noises and probes: another for each arm and each seed of the study."""
     return zlib.crc32(f"{seed} {arm}".encode()) >> 1  # below 2³¹, as JAX takes them everywhere
 
 
@@ -83,7 +83,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 
 def _timed(directory: pathlib.Path, stage: str, work: Callable[..., object], *args: object) -> None:
-    """Do the work, and keep the time of the call that finished it in DIRECTORY/seconds.json.
+    """Do the work, and record the time of the call that finished it in DIRECTORY/seconds.json.
 
     `continued` says that an earlier call, whose time is not counted, had begun it.
     """

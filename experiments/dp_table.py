@@ -120,7 +120,7 @@ class SeedReport(NamedTuple):
     Attributes:
       table: of that seed.
       arms: the same arms, with what they show.
-      detectable_auc: which a test of so many images finds with fair probability.
+      detectable_auc: one that a test of this many images finds with fair probability.
       ceiling: the largest ε that it could refute.
     """
 
@@ -172,7 +172,7 @@ def _test_images(arm: ArmResult) -> str:
 
 
 def group_tables(tables: Sequence[DpTable]) -> list[list[DpTable]]:
-    """Tables that differ in their seeds alone, together, in their order."""
+    """Group tables that differ in their seeds alone, in their order."""
     groups: dict[str, list[DpTable]] = {}
     for table in tables:
         groups.setdefault(json.dumps([table.vanilla.run.name, _overrides(table)]), []).append(table)
@@ -180,7 +180,7 @@ def group_tables(tables: Sequence[DpTable]) -> list[list[DpTable]]:
 
 
 def _overrides(table: DpTable) -> JsonObject:
-    """What was changed in the study's config, besides its seed and what the study sets in each arm."""
+    """Return what was changed in the study's config, besides its seed and what the study sets in each arm."""
     changed = table.private[0].run.overrides()
     return {name: value for name, value in changed.items() if name not in (*_SET_BY_THE_STUDY, *seeds.FIELDS)}
 
@@ -189,7 +189,7 @@ def _overrides(table: DpTable) -> JsonObject:
 
 
 def check(arm: ArmResult) -> ArmCheck:
-    """Whether anything that was measured speaks against the guarantee of a private arm."""
+    """Check whether anything that was measured speaks against the guarantee of a private arm."""
     assert arm.privacy is not None
     epsilon, delta, run = arm.privacy["epsilon"], arm.privacy["delta"], arm.run
     above = [
@@ -204,7 +204,7 @@ def check(arm: ArmResult) -> ArmCheck:
 
 
 def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE) -> EpsilonBound:
-    """The lower bound on ε from one attack; the study assigned membership at random, before training.
+    """Return the lower bound on ε from one attack; the study assigned membership at random, before training.
 
     Args:
       run: one arm's.
@@ -217,7 +217,7 @@ def lower_bound(run: Run, row: Row, delta: float, confidence: float = CONFIDENCE
 
 
 def noise_alone(run: Run) -> metrics.Estimate:
-    """AUC of the norm of Loss's noise, without any model: what a network that predicts nothing leaves to Loss.
+    """Return the AUC of the norm of Loss's noise alone: what a network that predicts nothing leaves to Loss.
 
     Over seeds it is 1/2 on average; at one seed it is the luck of the draw.
     """
@@ -229,7 +229,7 @@ def noise_alone(run: Run) -> metrics.Estimate:
 
 
 def detectable_auc(members: int, heldout: int) -> float:
-    """The AUC that a one-sided Mann-Whitney test at 5 % finds with probability 80 %, in the normal approximation.
+    """Return the AUC that a one-sided Mann-Whitney test at 5 % finds with probability 80 % (normal approximation).
 
     1/2 + (z_0.95 + z_0.8) √((m + h + 1) / (12 m h)); an attack that is really weaker is missed more often than that.
     """
@@ -238,7 +238,7 @@ def detectable_auc(members: int, heldout: int) -> float:
 
 
 def allowed_auc(epsilon: float, delta: float) -> float:
-    """The largest AUC under (ε, δ)-DP: the area below the largest TPR at each FPR, two lines that meet and then 1."""
+    """Return the largest AUC under (ε, δ)-DP: the area below the largest TPR at each FPR, two lines and then 1."""
     growth = np.exp(epsilon)
     corner = (1 - delta) / (1 + growth)
     fpr = np.array([0.0, corner, 1 - delta, 1.0])

@@ -37,7 +37,7 @@ RUN_FIGURES: dict[str, tuple[Callable[[Sequence[Run]], object], Callable[..., Fi
 
 
 def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
-    """The figures of finished runs."""
+    """Draw the figures of finished runs."""
     output.mkdir(parents=True, exist_ok=True)
     with figures.style():
         for name, (compute, draw) in RUN_FIGURES.items():
@@ -45,7 +45,7 @@ def draw_runs(runs: Sequence[Run], output: pathlib.Path) -> None:
 
 
 def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) -> None:
-    """The figures that ask the model, on the halves that an attack with the config would have.
+    """Draw the figures that ask the model, on the halves that an attack with the config would have.
 
     Args:
       config: with a section `figures`.
@@ -69,7 +69,7 @@ def draw_model(config: ConfigDict, workdir: pathlib.Path, output: pathlib.Path) 
 
 
 def draw_all(output: pathlib.Path, variant: str = "laptop") -> None:
-    """Everything that needs no accelerator; "smoke" for tests."""
+    """Draw everything that needs no accelerator; "smoke" is for tests."""
     synthetic.run(synthetic_config.get_config("smoke" if variant == "smoke" else "paper"), output)
     config, workdir = digits_figures.get_config(variant), output / "digits"
     attack.run(config, workdir, f"experiments/configs/digits_figures.py:{variant}")

@@ -33,7 +33,7 @@ from dime_jax.protocol import statistics
 from dime_jax.training.loop import SNAPSHOTS
 from experiments import beside
 from experiments.attack import load_model
-from experiments.beside import Counted, ImageRoles
+from experiments.beside import Found, ImageRoles, study_name
 from experiments.launch import launch
 from experiments.study_data import open_study
 
@@ -54,7 +54,7 @@ class BesideBase(NamedTuple):
       fitted: held-out images of the fits.
       counted: held-out images that are counted.
       passes: over the members.
-      found: after each number of passes, attacks by name, each by what is taken out of its score.
+      found: after each number of passes.
     """
 
     file: str
@@ -64,7 +64,27 @@ class BesideBase(NamedTuple):
     fitted: int
     counted: int
     passes: list[int]
-    found: list[dict[str, dict[str, Counted]]]
+    found: list[Found]
+
+    @property
+    def study(self) -> str:
+        """Its config and variant."""
+        return study_name(self.file)
+
+    @property
+    def title(self) -> str:
+        """Of what it is about."""
+        return f"{self.study}, seed {self.seed}: {self.tuned} beside its base"
+
+    @property
+    def tuned(self) -> str:
+        """In words, how it was fine-tuned."""
+        return "full fine-tune" if self.kind == "full" else f"LoRA of {self.kind.replace('-', ' ')}"
+
+    @property
+    def steps(self) -> list[tuple[str, Found]]:
+        """What was found, under what it was found after."""
+        return [(f"{passes} passes over its images", of) for passes, of in zip(self.passes, self.found)]
 
 
 # (base, directory, source, members, recipe, rank, every) -> DIRECTORY/snapshots

@@ -90,7 +90,7 @@ def _rates(member: np.ndarray, heldout: np.ndarray) -> records.Json:
 
 
 def every_heldout(config: ConfigDict, workdir: str | pathlib.Path) -> np.ndarray:
-    """All held-out images that the study's split has, not only those of its own attack."""
+    """Return all held-out images of the study's split, not only those of its own attack."""
     whole = config.copy_and_resolve_references()
     with whole.unlocked():
         whole.data.update(reserved=None, max_members=None, max_heldout=None)

@@ -76,7 +76,7 @@ def generate(section: ConfigDict, directory: pathlib.Path, seed: int) -> None:
 
 
 def located(section: ConfigDict, directory: pathlib.Path) -> ConfigDict:
-    """`config.data` with the places of what `generate` wrote."""
+    """Return `config.data` with the places of what `generate` wrote."""
     section = ConfigDict(section)
     section.source = f"{kind_of(section.source)}:{directory / 'source'}"
     if section.heldout:
@@ -86,14 +86,14 @@ def located(section: ConfigDict, directory: pathlib.Path) -> ConfigDict:
 
 
 def kind_of(uri: str) -> str:
-    """The kind of a source that can be generated: what comes before the colon."""
+    """Return the kind of a source that can be generated: what comes before the colon."""
     kind = uri.partition(":")[0]
     validate.check_choice(kind, tuple(_WRITERS), "generated source")
     return kind
 
 
 def _images(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
-    """Random colour gradients, uint8 [count, height, width, 3]."""
+    """Make random colour gradients, uint8 [count, height, width, 3]."""
     corners = rng.uniform(0, 255, (count, 2, 2, 3))
     return np.round(np.einsum("nijc,ih,jw->nhwc", corners, _fade(height), _fade(width))).astype(np.uint8)
 
@@ -105,7 +105,7 @@ def _fade(size: int) -> np.ndarray:
 
 
 def _write_cifar(folder: pathlib.Path, rng: np.random.Generator, files: list[str], label_bytes: int) -> None:
-    """The binary version: records of one or two labels and three planes of 32 x 32 pixels."""
+    """Write the binary version: records of one or two labels and three planes of 32 x 32 pixels."""
     folder.mkdir()
     for name in files:
         count = NUM_IMAGES // len(files)
@@ -115,13 +115,13 @@ def _write_cifar(folder: pathlib.Path, rng: np.random.Generator, files: list[str
 
 
 def _write_stl10u(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    """Planes of columns, as MATLAB writes them."""
+    """Write planes of columns, as MATLAB does."""
     folder.mkdir()
     (folder / "unlabeled_X.bin").write_bytes(_images(rng, NUM_IMAGES, 96, 96).transpose(0, 3, 2, 1).tobytes())
 
 
 def _write_celeba(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    """Aligned photos of 218 x 178, two of each person, all in the training partition."""
+    """Write aligned photos of 218 x 178, two of each person, all in the training partition."""
     names = [f"{number:06d}.jpg" for number in range(1, NUM_IMAGES + 1)]
     (folder / "img_align_celeba").mkdir(parents=True)
     for name, pixels in zip(names, _images(rng, NUM_IMAGES, 218, 178)):
@@ -131,7 +131,7 @@ def _write_celeba(folder: pathlib.Path, rng: np.random.Generator) -> None:
 
 
 def _write_class_folders(folder: pathlib.Path, rng: np.random.Generator, names: Sequence[object]) -> None:
-    """A folder for each of CLASSES, by the names of all classes."""
+    """Write a folder for each of CLASSES, by the names of all classes."""
     for name in (str(names[label]) for label in CLASSES):
         (folder / name).mkdir(parents=True)
         for number, pixels in enumerate(_images(rng, IMAGES_PER_CLASS, 40, 48)):
@@ -149,7 +149,7 @@ _WRITERS: dict[str, Callable[[pathlib.Path, np.random.Generator], None]] = {
 
 
 def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generator) -> None:
-    """Guided Diffusion's bare state dict for ImageNet, pytorch-ddpm's file with EMA weights for the others."""
+    """Write Guided Diffusion's bare state dict for ImageNet, pytorch-ddpm's file with EMA weights for the others."""
     if kind == "imagenet":
         (directory / MODEL_FLAGS).write_text(json.dumps(_GUIDED_FLAGS))
         architecture = guided.setting_from_flags(_GUIDED_FLAGS).architecture
@@ -160,7 +160,7 @@ def _write_checkpoint(kind: str, directory: pathlib.Path, rng: np.random.Generat
 
 
 def secmi_contents(rng: np.random.Generator, image_size: int) -> dict[str, object]:
-    """What a file of pytorch-ddpm holds, for a very small network of random weights."""
+    """Return what a file of pytorch-ddpm holds, for a very small network of random weights."""
     raw, ema = (_random_state(_DDPM, secmi.naming(_DDPM), rng) for _ in range(2))
     x = np.zeros((1, 3, image_size, image_size), np.float32)
     return {"net_model": raw, "ema_model": ema, "step": 0, "x_T": x}

@@ -42,12 +42,12 @@ QUIET = scoring.ScoringOptions(silent=True)
 
 
 def rule_job(table: ScoreTable) -> Job:
-    """The rule for audits without known members, at the setting that the schedule of a table calls for."""
+    """Return the rule for audits without known members, at the setting that the schedule of a table calls for."""
     return Job(get_attack(NAME), setting_for(table.schedule))
 
 
 def _classical(table: ScoreTable) -> Recipe:
-    """The readings of the rule that ask nothing."""
+    """Return the readings of the rule that ask nothing."""
     readings = rule_job(table).recipe.readings
     return Recipe(tuple(one for one in readings if isinstance(one.call, Classical)), lambda answers: answers)
 

@@ -74,7 +74,7 @@ class CaptionedImages(NamedTuple):
     captions: list[str]
 
     def part(self, indices: np.ndarray) -> "CaptionedImages":
-        """Some of them."""
+        """Return some of the images."""
         return CaptionedImages(self.pictures[indices], [self.captions[index] for index in indices])
 
 
@@ -101,7 +101,7 @@ def prepare(config: ConfigDict, workdir: str | pathlib.Path) -> ConfigDict:
 
 
 def places(workdir: pathlib.Path) -> dict[str, str]:
-    """Where the images are, as `config.data` has it."""
+    """Return where the images are, as `config.data` has it."""
     return {"source": f"folder:{workdir / 'members'}", "heldout": f"folder:{workdir / 'heldout'}"}
 
 
@@ -114,7 +114,7 @@ def make(output: pathlib.Path, size: Size, seed: int = 0) -> None:
       seed: of the split and of everything random in training.
 
     Raises:
-      ValueError: if another size or seed was begun there.
+      ValueError: if a training of another size or seed was begun there.
     """
     _begin(output / "train" / "run.json", {**size._asdict(), "seed": seed})
     if (output / "candidates" / METADATA).is_file():  # written last
@@ -148,10 +148,10 @@ def split_order(digits: CaptionedImages, seed: int) -> np.ndarray:
 
 
 def _begin(path: pathlib.Path, facts: Mapping[str, object]) -> None:
-    """Write down what is trained; another training in the same place is refused."""
+    """Record what is trained; another training in the same place is refused."""
     there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else facts
     if there != facts:
-        raise ValueError(f"{path.parent} holds another training: it has {there}, this one {dict(facts)}")
+        raise ValueError(f"{path.parent} holds another training, of {there}; this one is of {dict(facts)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, facts)
 
@@ -182,7 +182,7 @@ def train(output: pathlib.Path, images: CaptionedImages, members: CaptionedImage
 
 
 def model_spec(width: int, autoencoder: models.AutoencoderSpec) -> models.ModelSpec:
-    """The three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
+    """Return the spec of the three networks, of which only the U-Net has a width to choose; latents are 4 x 4 x 4."""
     unet = models.ConditionalUnetSpec(
         channels=4,
         level_channels=(width,),
@@ -302,7 +302,7 @@ def fit(
 
 
 def write_pipeline(folder: pathlib.Path, spec: models.ModelSpec, variables: Mapping[str, PyTree]) -> None:
-    """The networks and their configs, as diffusers and transformers write them."""
+    """Write the networks and their configs, as diffusers and transformers do."""
     unet, vae, text = spec.denoiser, spec.autoencoder, spec.text_encoder
     assert isinstance(unet, models.ConditionalUnetSpec)
     assert vae is not None
@@ -375,7 +375,7 @@ def write_tokenizer(folder: pathlib.Path) -> None:
 
 
 def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
-    """A folder of pictures, and metadata.jsonl with their captions."""
+    """Write a folder of pictures, and metadata.jsonl with their captions."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04d}.png" for number in range(len(images.captions))]
     for name, picture in zip(names, images.pictures):
@@ -385,7 +385,7 @@ def write_images(folder: pathlib.Path, images: CaptionedImages) -> None:
 
 
 def all_digits() -> CaptionedImages:
-    """Every digit, enlarged, with its caption."""
+    """Return every digit, enlarged, with its caption."""
     source = data.open_source("digits")
     assert source.labels is not None
     small = np.concatenate([source.read(index)[None].repeat(3, axis=-1) for index in range(len(source))])

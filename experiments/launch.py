@@ -1,4 +1,4 @@
-"""Starting an experiment: its flags, and one process or several.
+"""Start an experiment: its flags, and one process or several.
 
 On one host nothing is needed. On a cluster that JAX knows (Slurm, Open MPI, Kubernetes, Cloud TPU) start one process
 per host with `--distributed`; elsewhere also give `--coordinator=HOST:PORT --num_processes=N --process_id=I`. All

@@ -85,14 +85,14 @@ def run(config: ConfigDict, workdir: pathlib.Path, study_name: str) -> TrainingP
 
 
 def first_visible(updates: list[int], aucs: list[metrics.Estimate]) -> int | None:
-    """The first of the snapshots from which on no interval reaches down to 1/2."""
+    """Return the first of the snapshots from which on no interval reaches down to 1/2."""
     unseen = [number for number, auc in enumerate(aucs) if auc.low <= 0.5]
     first = unseen[-1] + 1 if unseen else 0
     return updates[first] if first < len(updates) else None
 
 
 def draw(numbers: TrainingProgress) -> Figure:
-    """Two panels over updates: the loss, and the AUC by timestep with its interval."""
+    """Draw two panels over updates: the loss, and the AUC by timestep with its interval."""
     figure, axes = figures.new_figure(1, 2, height=2.5)
     loss, auc = axes[0]
     loss.plot(numbers.logged, numbers.loss, color=figures.SERIES[0].color)

@@ -31,13 +31,13 @@ SidePair = data.Pair[np.ndarray]  # images [n, H, W, C] as the model sees them
 
 
 def read_images(study: Study, index: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
-    """Some images of the study [n, H, W, C]."""
+    """Read some images of the study [n, H, W, C]."""
     transform = data.transform_for(study.source, image_shape)
     return np.stack([transform(study.source[i].image) for i in index])
 
 
 def read_half(study: Study, half: data.Split, image_shape: tuple[int, ...]) -> SidePair:
-    """Both sides of a half."""
+    """Read both sides of a half."""
     return SidePair(half.member, half.heldout).map(lambda index: read_images(study, index, image_shape))
 
 
@@ -58,7 +58,7 @@ ATTACKS: dict[str, Callable[..., jax.Array]] = {"SimA": dj.sima, "PIA": dj.pia}
 def norm_effect(
     denoiser: Denoiser, calibration: SidePair, test: SidePair, p: Sequence[float], timesteps: Sequence[int]
 ) -> NormEffect:
-    """PIA and SimA with other norms than the published ones: the timestep by calibration AUC, then the test half.
+    """Measure PIA and SimA with norms other than the published: timestep by calibration AUC, then the test half.
 
     Args:
       denoiser: the model, whose members are known.
@@ -84,7 +84,7 @@ def norm_effect(
 def norm_scores(
     denoiser: Denoiser, attack: str, images: SidePair, p: Sequence[float], timesteps: Sequence[int]
 ) -> Scores:
-    """Scores of one attack on both sides.
+    """Score both sides by one attack.
 
     Args:
       denoiser: asked once for each image and timestep: other norms of one response cost no queries.
@@ -122,7 +122,7 @@ def _cached(eps_fn: EpsFn) -> EpsFn:
 
 
 def draw_norm_effect(numbers: NormEffect) -> Figure:
-    """AUC against p, evenly spaced, a line per attack with its interval."""
+    """Draw AUC against p, evenly spaced, a line per attack with its interval."""
     figure, axes = figures.new_figure(1, 1, height=2.6, width=figures.DOUBLE_COLUMN / 2)
     panel, places = axes[0, 0], np.arange(len(numbers.p))
     for (attack, estimates), series in zip(numbers.auc.items(), figures.SERIES):
@@ -169,7 +169,7 @@ class IdealGap(NamedTuple):
 
 
 def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps: Sequence[int], seed: int) -> IdealGap:
-    """ε and crowding of the network and of the ideal denoiser of `train`, on some members and held-out images.
+    """Compare ε and crowding of the network and of the ideal denoiser of `train`, on members and held-out images.
 
     Args:
       denoiser: a network that JAX can differentiate.
@@ -210,7 +210,7 @@ def ideal_gap(denoiser: Denoiser, train: np.ndarray, images: SidePair, timesteps
 
 
 def network_trace(denoiser: Denoiser, g: np.ndarray, t: int) -> np.ndarray:
-    """tr ∇ε(g, t) [B], exactly: the diagonal of the Jacobian, one forward-mode derivative per value of an image."""
+    """Compute tr ∇ε(g, t) [B] exactly: the Jacobian's diagonal, one forward-mode derivative per value of an image."""
 
     if not denoiser.traceable or denoiser.num_classes is not None:
         raise ValueError(
@@ -239,7 +239,7 @@ def _rms(difference: np.ndarray) -> float:
 
 
 def draw_ideal_gap(numbers: IdealGap) -> Figure:
-    """Three panels against t: error of ε, crowding, rank correlation."""
+    """Draw three panels against t: error of ε, crowding, rank correlation."""
     figure, axes = figures.new_figure(1, 3, height=2.9)
     error, crowding, ranks = axes[0]
     blue, vermillion, green = figures.SERIES[:3]

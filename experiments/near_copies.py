@@ -69,7 +69,7 @@ def _encode_again(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shift(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """By up to a sixteenth of a side either way: two pixels of 32."""
+    """Shift by up to a sixteenth of a side either way: two pixels of 32."""
     most = len(image) // 16
     down, right = rng.integers(0, 2 * most + 1, 2)
     while down == right == most:
@@ -79,19 +79,19 @@ def _shift(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _resize(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """To a smaller or larger picture, and back."""
+    """Resize to a smaller or larger picture, and back."""
     return _to_size(_to_size(image, round(len(image) * rng.choice([0.6, 0.75, 2, 3]))), len(image))
 
 
 def _crop(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """To nine tenths, and enlarged."""
+    """Crop to nine tenths, and enlarge."""
     side = round(len(image) * 0.9)
     top, left = rng.integers(0, len(image) - side + 1, 2)
     return _to_size(image[top : top + side, left : left + side], len(image))
 
 
 def _caption(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A line of text at the bottom, or a corner painted over."""
+    """Write a line of text at the bottom, or paint over a corner."""
     changed = Image.fromarray(image)
     draw, side = ImageDraw.Draw(changed), len(image)
     if rng.random() < 0.5:
@@ -117,7 +117,7 @@ CHANGES: dict[str, Change] = {
 
 
 def find_generated(images: np.ndarray, of_each: int = OF_EACH, seed: int = 0) -> Found:
-    """Search images uint8 [n, side, side, 3] together with so many copies of each kind."""
+    """Search images uint8 [n, side, side, 3] together with `of_each` copies of each kind."""
     rng = np.random.default_rng(seed)
     originals = {kind: rng.choice(len(images), of_each, replace=False) for kind in CHANGES}
     copies = [CHANGES[kind](images[index], rng) for kind, chosen in originals.items() for index in chosen]
@@ -134,7 +134,7 @@ def find_generated(images: np.ndarray, of_each: int = OF_EACH, seed: int = 0) ->
 
 
 def high_pass(images: np.ndarray) -> np.ndarray:
-    """The high-pass of images [n, side, side, 3], as rows of norm 1."""
+    """Return the high-pass of images [n, side, side, 3], as rows of norm 1."""
     grey = images.mean(-1, dtype=np.float32)
     high = grey - scipy.ndimage.gaussian_filter(grey, (0, 2, 2), mode="nearest")
     high = (high - high.mean((1, 2), keepdims=True)).reshape(len(images), images.shape[1] * images.shape[2])
@@ -142,7 +142,7 @@ def high_pass(images: np.ndarray) -> np.ndarray:
 
 
 def nearest_members(images: np.ndarray, split: data.Split) -> Nearest:
-    """For each held-out image the member, or its mirror image, of the largest high-pass correlation."""
+    """Find for each held-out image the member, or its mirror image, of the largest high-pass correlation."""
     members = [high_pass(images[split.member]), high_pass(images[split.member, :, ::-1])]
     found = []
     for start in range(0, len(split.heldout), _BLOCK):
@@ -153,7 +153,7 @@ def nearest_members(images: np.ndarray, split: data.Split) -> Nearest:
 
 
 def show_pairs(images: np.ndarray, pairs: np.ndarray, columns: int = 10) -> Image.Image:
-    """All pairs in one picture, the two images of each side by side."""
+    """Lay out all pairs in one picture, the two images of each side by side."""
     side, gap = images.shape[1], 4
     sheet = Image.new("RGB", (columns * (2 * side + gap), max(-(-len(pairs) // columns), 1) * (side + gap)), "white")
     for number, pair in enumerate(pairs):

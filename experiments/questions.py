@@ -151,7 +151,7 @@ class DifficultyAnswer(NamedTuple):
 
 
 class StudyAnswers(NamedTuple):
-    """All four, and the rows that all models of the study have: for each row, that of every model."""
+    """The four answers, and the rows that all models of the study have: for each row, that of every model."""
 
     rows: list[list[Row]]
     crowding: list[Crowding]
@@ -162,7 +162,7 @@ class StudyAnswers(NamedTuple):
 
 
 def over_models(values: Sequence[float], confidence: float = 0.95, least: float = -1.0) -> metrics.Estimate | None:
-    """The mean over models and its t-interval; None for a single model, which says nothing about others.
+    """Return the mean over models and its t-interval; None for a single model, which says nothing about others.
 
     Args:
       values: one for each model, between `least` and 1, beyond which no interval goes.
@@ -176,7 +176,7 @@ def over_models(values: Sequence[float], confidence: float = 0.95, least: float 
 
 
 def answers(study: RunSet) -> StudyAnswers:
-    """Everything that the study's score tables say."""
+    """Answer everything that the study's score tables can."""
     settings = at_settings(study, "t") + at_settings(study, "gamma")
     return StudyAnswers(
         common_rows(study),
@@ -189,7 +189,7 @@ def answers(study: RunSet) -> StudyAnswers:
 
 
 def crowding(study: RunSet, adjusted: bool = False) -> list[Crowding]:
-    """What crowding adds, for each of DIME's rows that has both terms; plain, or without what the picture explains."""
+    """Return what crowding adds to each of DIME's rows with both terms; plain, or without what the picture explains."""
     found = []
     for plain in common_rows(study):
         rows = _taken_out(plain) if adjusted else plain
@@ -206,7 +206,7 @@ def crowding(study: RunSet, adjusted: bool = False) -> list[Crowding]:
 
 
 def against_baselines(study: RunSet) -> list[Difference]:
-    """Each tier of DIME against every baseline that makes no more queries."""
+    """Compare each tier of DIME with every baseline that makes no more queries."""
     common = common_rows(study)
     dime = [rows for rows in common if rows[0].attack == "dime"]
     baselines = [rows for rows in common if rows[0].is_baseline]
@@ -218,13 +218,13 @@ def against_baselines(study: RunSet) -> list[Difference]:
 
 
 def between_tiers(study: RunSet) -> list[Difference]:
-    """Each tier of DIME against the one before."""
+    """Compare each tier of DIME with the one before."""
     tiers = sorted((rows for rows in common_rows(study) if rows[0].attack == "dime"), key=lambda rows: rows[0].queries)
     return [_difference(study.runs, more, fewer) for fewer, more in itertools.pairwise(tiers)]
 
 
 def difficulty(study: RunSet) -> DifficultyAnswer | None:
-    """What the picture explains of every attack; None where a run has no statistics of the pictures."""
+    """Return what the picture explains of every attack; None where a run has no statistics of the pictures."""
     parts = [cross_fit.cut(run) for run in study.runs]
     if any(part.pictures is None for part in parts):
         return None
@@ -264,14 +264,14 @@ def _taken_out(rows: Sequence[Row]) -> list[Row]:
 
 
 def _jobs_of(part: cross_fit.Parts, row: Row) -> list[planning.Job]:
-    """Every setting that calibration chose a row's from."""
+    """List every setting that calibration chose a row's from."""
     return [job for job in part.jobs if (job.attack.name, job.setting.get("q")) == (row.attack, row.q)]
 
 
 def _explained(
     parts: Sequence[cross_fit.Parts], jobs: Sequence[Sequence[planning.Job]], rows: Sequence[Row] = ()
 ) -> Explained:
-    """An attack at the settings that each model was asked at."""
+    """Cross-fit an attack at the settings at which each model was asked."""
     plain, adjusted = (
         tuple(cross_fit.rates(part, cross_fit.scores(part, of, way)) for part, of in zip(parts, jobs))
         for way in (False, True)
@@ -282,7 +282,7 @@ def _explained(
 
 
 def at_settings(study: RunSet, axis: str) -> list[AtSetting]:
-    """DIME's largest tier at each value of t or γ that all runs have, everything else chosen."""
+    """Measure DIME's largest tier at each value of t or γ that all runs have, everything else chosen."""
     parts = [cross_fit.cut(run) for run in study.runs]
     dime, level, rival = (
         [jobs_by_value(part.jobs, name, axis) for part in parts] for name in ("dime", "level_only", _RIVAL)
@@ -305,7 +305,7 @@ def _cross_fitted(
     title: str = "DIME",
     adjusted: bool = False,
 ) -> Difference:
-    """An attack's scores against another attack at the settings that are left to it, for each model."""
+    """Compare an attack's scores with another attack at the settings left to it, for each model."""
     models = [
         cross_fit.difference(part, one, cross_fit.scores(part, jobs, adjusted))
         for part, one, jobs in zip(parts, scores, rivals)
@@ -314,7 +314,7 @@ def _cross_fitted(
 
 
 def jobs_by_value(jobs: Sequence[planning.Job], name: str, axis: str) -> dict[float, list[planning.Job]]:
-    """The jobs of an attack at its largest tier, by the value of one part of their setting."""
+    """Return the jobs of an attack at its largest tier, by the value of one part of their setting."""
     own = [job for job in jobs if job.attack.name == name and axis in job.setting]
     largest = max((job.setting.get("q", 1) for job in own), default=1)
     found: dict[float, list[planning.Job]] = {}
@@ -325,7 +325,7 @@ def jobs_by_value(jobs: Sequence[planning.Job], name: str, axis: str) -> dict[fl
 
 
 def common_rows(study: RunSet) -> list[list[Row]]:
-    """For each row that all runs have: the row of every run."""
+    """Return, for each row that all runs have, the row of every run."""
     every = [[run.row(row.attack, row.q) for run in study.runs] for row in study.first.rows]
     return [[row for row in rows if row] for rows in every if all(rows)]
 

@@ -28,13 +28,14 @@ from dime_jax.protocol import statistics
 from dime_jax.training.loop import SNAPSHOTS
 from experiments import beside
 from experiments.attack import load_model
-from experiments.beside import Counted, ImageRoles
+from experiments.beside import Found, ImageRoles, study_name
 from experiments.configs.train_section import small_unet
 from experiments.launch import launch
 from experiments.study_data import open_study
 from experiments.train import model_spec, training_options
 
 FITTED = 200
+_OTHER_SEED = 1000  # no auditor knows the weights that a model began with
 
 
 class BesideReference(NamedTuple):
@@ -42,14 +43,14 @@ class BesideReference(NamedTuple):
 
     Attributes:
       file: config and variant of the study.
-      seed: of the model and of the reference.
+      seed: of the model.
       members: how many there are; all are counted.
       fitted: held-out images of the fits.
       counted: held-out images that are counted.
       reference_images: what the reference was trained on.
       small: whether it is narrower than the model.
       updates: of the reference.
-      found: for each number of updates, attacks by name, each by what is taken out of its score.
+      found: after each number of updates.
     """
 
     file: str
@@ -60,7 +61,23 @@ class BesideReference(NamedTuple):
     reference_images: int
     small: bool
     updates: list[int]
-    found: list[dict[str, dict[str, Counted]]]
+    found: list[Found]
+
+    @property
+    def study(self) -> str:
+        """Its config and variant."""
+        return study_name(self.file)
+
+    @property
+    def title(self) -> str:
+        """Of what it is about."""
+        kind = "narrower model" if self.small else "model of its architecture"
+        return f"{self.study}, seed {self.seed}, beside a {kind} trained on {self.reference_images:,} others"
+
+    @property
+    def steps(self) -> list[tuple[str, Found]]:
+        """What was found, under what it was found after."""
+        return [(f"{updates:,} updates of the reference", of) for updates, of in zip(self.updates, self.found)]
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") -> BesideReference:
@@ -85,9 +102,16 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, config_file: str = "") 
 
 
 def train(config: ConfigDict, directory: pathlib.Path, source: data.Source, images: np.ndarray) -> list[int]:
-    """Train a reference as the study's models are; returns the updates after which it was kept."""
+    """Train a reference as the study's models are, but from other weights; returns the updates after which it was kept.
+
+    Args:
+      config: of the study.
+      directory: of the reference.
+      source: images as they are stored.
+      images: which of them it is trained on.
+    """
     own = config.copy_and_resolve_references().unlock()
-    own.train.recipe.update(steps=config.reference.steps, seed=config.seed)
+    own.train.recipe.update(steps=config.reference.steps, seed=_OTHER_SEED + config.seed)
     if config.reference.small:
         own.train.architecture = small_unet(tuple(config.reference.widths))
     recipe, options = training.TrainingRecipe(**own.train.recipe), training_options(own.train)

@@ -1,4 +1,4 @@
-"""Turn records into the text of pages: the prose is in `experiments/templates`, the form of numbers is here."""
+"""Turn records into the text of pages: the prose is in `experiments/templates`, the number formats are here."""
 
 import pathlib
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jinja2
 import numpy as np
 
+from dime_jax.attacks import describe_attack
 from dime_jax.evidence.metrics import Estimate
 from experiments.cross_fit import AucTpr
 from experiments.questions import MODELS_FOR_A_CLAIM, Difference, over_models
@@ -28,7 +29,7 @@ def mean_rate(rows: Sequence[Row], metric: str) -> str:
     return f"{100 * np.mean([row.estimate(metric).value for row in rows]):.1f}"
 
 
-def auc_tpr(pairs: Sequence[AucTpr]) -> str:
+def auc_tpr(pairs: Sequence[AucTpr | tuple[float, float]]) -> str:
     """Return the mean AUC and the mean TPR@1%FPR over models, in per cent."""
     return " / ".join(f"{100 * mean:.1f}" for mean in np.mean(pairs, axis=0))
 
@@ -70,6 +71,7 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.globals |= {"metrics": METRICS, "score_tables": score_tables, "models_for_a_claim": MODELS_FOR_A_CLAIM}
 _TEMPLATES.filters |= {
+    "attack": lambda name: describe_attack(name).title,
     "auc_tpr": auc_tpr,
     "cells": difference_cells,
     "fmt": format,
@@ -78,6 +80,7 @@ _TEMPLATES.filters |= {
     "mean_rate": mean_rate,
     "p_value": p_value,
     "percent": percent,
+    "reached": lambda counted: auc_tpr([(counted.auc.value, counted.tpr_at_1pct_fpr.value)]),
     "signed": lambda estimate: percent(estimate, "+"),
     "without_model": describe,
 }

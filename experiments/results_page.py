@@ -6,33 +6,41 @@
     FOLDER/dataset_size.json, query_budget.json         of `experiments.synthetic`
     FOLDER/ideal_gap.json             of `experiments.figures --model`
     fresh_models/*.json               WORKDIR/fresh/fresh.json of `experiments.fresh_models`, one for each model
+    reference/*.json                  WORKDIR/reference/*.json of `experiments.reference`
+    finetune/*.json                   WORKDIR/finetune/*.json of `experiments.finetune`
 
-What lies in docs/results/FOLDER is told in full on docs/results_FOLDER.md, and in short on docs/RESULTS.md, which also
-has what was found on fresh models. Nothing on these pages comes from anywhere else. `experiments/templates` has their
-words.
+What lies in docs/results/FOLDER is reported in full on docs/results_FOLDER.md, what was found beside a second model on
+docs/results_beside.md, and all of it in short on docs/RESULTS.md, which also has what was found on fresh models.
+Nothing on these pages comes from anywhere else. `experiments/templates` has their prose.
 """
 
 import itertools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from dime_jax._util import files, records
+from dime_jax.evidence import Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import BlindFinding
 from dime_jax.report import figures
 from experiments import dp_table, fresh_models, memorisation, model_figures, questions, synthetic
 from experiments.attack import CONFIG_FILE
-from experiments.rendering import render
+from experiments.beside import study_name
+from experiments.finetune import BesideBase
+from experiments.reference import BesideReference
+from experiments.rendering import auc_tpr, render
 from experiments.run_table import Table, is_papers_setting, make_table
 from experiments.runs import Row, RunSet, group_runs, read_run
 
 _DPI = 130
-FRESH = "fresh_models"
+FRESH, REFERENCE, FINETUNE = "fresh_models", "reference", "finetune"
+_BESIDE_PAGE = "results_beside.md"
+_Kind = TypeVar("_Kind", BesideReference, BesideBase)
 
 
 class NoiseLead(NamedTuple):
@@ -89,7 +97,7 @@ class DrawnFile(NamedTuple):
     numbers: object
 
     def values(self, page: pathlib.Path) -> dict[str, object]:
-        """What the templates of a page use of it."""
+        """Return what the templates of a page use of it."""
         picture = self.file.with_suffix(".png").resolve().relative_to(page.resolve().parent).as_posix()
         return {"numbers": self.numbers, "picture": picture, **DRAWINGS[self.name].values(self.numbers)}
 
@@ -184,9 +192,8 @@ class FreshModel(NamedTuple):
 
     @property
     def study(self) -> str:
-        """Its config and variant: "cifar10:overnight"."""
-        name, _, variant = self.file.partition(":")
-        return ":".join(filter(None, (pathlib.Path(name).stem, variant)))
+        """Its config and variant."""
+        return study_name(self.file)
 
     @property
     def rule(self) -> FreshReading:
@@ -209,6 +216,53 @@ class FreshStudy(NamedTuple):
     def lead(self) -> Estimate | None:
         """The mean lead over models, with its t-interval; None for a single model."""
         return questions.over_models([one.lead_over_plain_loss.value for one in self.models])
+
+
+class FinetuneRow(NamedTuple):
+    """What Loss finds after so many passes: means over models of every kind of fine-tune, alone and beside the base."""
+
+    passes: int
+    reached: list[str]
+
+
+class Beside(NamedTuple):
+    """What was found beside a second model."""
+
+    references: list[BesideReference]
+    finetunes: list[BesideBase]
+
+    @property
+    def judged(self) -> list[BesideReference]:
+        """The references of each study that most models have, to be told in short."""
+        most = [[one for one in self.references if one.study == name] for name in _unique(self.references)]
+        return [one for of in most for one in of if (one.small, one.reference_images) == _commonest(of)]
+
+    @property
+    def kinds(self) -> list[str]:
+        """How models were fine-tuned."""
+        return list(dict.fromkeys(one.tuned for one in self.finetunes))
+
+    @property
+    def rows(self) -> list[FinetuneRow]:
+        """The table of fine-tunes."""
+        passes = self.finetunes[0].passes if self.finetunes else []
+        return [FinetuneRow(number, self._reached(place)) for place, number in enumerate(passes)]
+
+    def _reached(self, place: int) -> list[str]:
+        cells = []
+        for kind, way in itertools.product(self.kinds, (Way.PLAIN, Way.BESIDE)):
+            found = [one.found[place]["loss"][way.value] for one in self.finetunes if one.tuned == kind]
+            cells.append(auc_tpr([(of.auc.value, of.tpr_at_1pct_fpr.value) for of in found]))
+        return cells
+
+
+def _unique(references: Sequence[BesideReference]) -> list[str]:
+    return list(dict.fromkeys(one.study for one in references))
+
+
+def _commonest(references: Sequence[BesideReference]) -> tuple[bool, int]:
+    kinds = [(one.small, one.reference_images) for one in references]
+    return max(kinds, key=kinds.count)
 
 
 class Folder(NamedTuple):
@@ -298,6 +352,19 @@ def read_fresh(folder: pathlib.Path) -> list[FreshStudy]:
     return [FreshStudy(name, list(of)) for name, of in itertools.groupby(models, key=lambda one: one.study)]
 
 
+def read_beside(kept: pathlib.Path) -> Beside:
+    """Read what was found beside a second model, by study and seed."""
+
+    def read(kind: type[_Kind], folder: str) -> list[_Kind]:
+        found = [
+            records.parse(kind, json.loads(file.read_bytes()), str(file))
+            for file in sorted((kept / folder).glob("*.json"))
+        ]
+        return sorted(found, key=lambda one: (one.study, one.seed))
+
+    return Beside(read(BesideReference, REFERENCE), read(BesideBase, FINETUNE))
+
+
 def study_section(study: StudyResults, page: pathlib.Path) -> str:
     """Return the section of one study, with the tables of all its models and what it takes to make them again."""
     run = study.runs.first
@@ -320,12 +387,16 @@ def to_pages(kept: pathlib.Path, page: pathlib.Path) -> dict[pathlib.Path, str]:
       kept: the folder of folders, see the module.
       page: of the short answers; the others lie beside it.
     """
-    kept_folders = [folder for folder in sorted(kept.iterdir()) if folder.is_dir() and folder.name != FRESH]
-    folders = [read_folder(folder, page) for folder in kept_folders]
+    others = (FRESH, REFERENCE, FINETUNE)
+    kept_folders = [folder for folder in sorted(kept.iterdir()) if folder.is_dir() and folder.name not in others]
+    folders, beside = [read_folder(folder, page) for folder in kept_folders], read_beside(kept)
     drawn = [one for folder in folders for one in folder.drawn]
-    values = {"over_seeds": dp_table.over_seeds, "fresh": read_fresh(kept / FRESH)}
-    short = render("results.md", page=page, folders=folders, drawn=drawn, **values)
-    return {page: short, **{folder.page: folder_page(folder) for folder in folders}}
+    values = {"over_seeds": dp_table.over_seeds, "fresh": read_fresh(kept / FRESH), "beside": beside}
+    pages = {page: render("results.md", page=page, folders=folders, drawn=drawn, **values)}
+    pages |= {folder.page: folder_page(folder) for folder in folders}
+    if any(beside):
+        pages[page.with_name(_BESIDE_PAGE)] = render("beside.md", found=[*beside.references, *beside.finetunes])
+    return pages
 
 
 def write_pages(kept: pathlib.Path, page: pathlib.Path) -> None:

@@ -54,7 +54,7 @@ def _look(attack: str) -> figures.Look:
 
 
 def best_dime(run: Run) -> Row:
-    """DIME at its largest query tier."""
+    """Return DIME at its largest query tier."""
     row = run.largest_tier("dime")
     if row is None:
         raise ValueError(f"{run.directory} must have the attack dime, got {sorted({row.attack for row in run.rows})}")
@@ -75,7 +75,7 @@ class Distribution(NamedTuple):
 
 
 def distributions(runs: Sequence[Run]) -> list[Distribution]:
-    """Scores of members and held-out images (paper, Figure split-distributions)."""
+    """Collect the scores of members and held-out images (paper, Figure split-distributions)."""
     found = []
     for run in runs:
         row = best_dime(run)
@@ -86,7 +86,7 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
 
 
 def draw_distributions(numbers: Sequence[Distribution]) -> Figure:
-    """A panel per run: two histograms on shared bins, and the threshold."""
+    """Draw a panel per run: two histograms on shared bins, and the threshold."""
 
     def draw(panel: Axes, run: Distribution) -> None:
         figures.histogram(panel, run.member, run.heldout)
@@ -108,7 +108,7 @@ class Stability(NamedTuple):
 
 
 def stability(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[Stability]:
-    """How an attack's AUC depends on the timestep (paper, Figure stability), DIME at its largest tier.
+    """Measure how an attack's AUC depends on the timestep (paper, Figure stability), DIME at its largest tier.
 
     The test half was only asked at the frozen timestep, so at each t everything but t is chosen and measured on parts
     of the calibration half (see `cross_fit`).
@@ -129,7 +129,7 @@ def _curve(run: Run, name: str) -> dict[int, float]:
 
 
 def draw_stability(numbers: Sequence[Stability]) -> Figure:
-    """A panel per run, a line per attack."""
+    """Draw a panel per run, a line per attack."""
 
     def draw(panel: Axes, run: Stability) -> None:
         lines = [figures.Line(list(curve), list(curve.values()), _look(name)) for name, curve in run.curves.items()]
@@ -159,7 +159,7 @@ class Frontier(NamedTuple):
 
 
 def frontier(runs: Sequence[Run]) -> list[Frontier]:
-    """AUC and TPR@1%FPR on the test half against queries per image."""
+    """Collect AUC and TPR@1%FPR on the test half against queries per image."""
 
     def point(row: Row) -> Point:
         return Point(row.attack, row.queries, row.estimate("auc"), row.estimate("tpr_at_1pct_fpr"))
@@ -168,7 +168,7 @@ def frontier(runs: Sequence[Run]) -> list[Frontier]:
 
 
 def draw_frontier(numbers: Sequence[Frontier]) -> Figure:
-    """A row per run: AUC and TPR against queries on a logarithmic axis, with intervals; tiers of an attack joined."""
+    """Draw a row per run: AUC and TPR against queries on a log axis, with intervals; tiers of an attack are joined."""
     figure, axes = figures.new_figure(len(numbers), 2, height=2.4 * len(numbers) + 0.5)
     for row, run in zip(axes, numbers):
         for panel, metric, label in zip(row, ("auc", "tpr_at_1pct_fpr"), ("AUC", "TPR @ 1% FPR")):
@@ -186,7 +186,7 @@ def draw_frontier(numbers: Sequence[Frontier]) -> Figure:
 
 
 def _draw_tiers(panel: Axes, points: Sequence[Point], metric: str, name: str, shift: float) -> None:
-    """One attack; `shift` moves it aside a little, so that intervals at equal cost do not cover each other."""
+    """Draw one attack; `shift` moves it aside a little, so that intervals at equal cost do not cover each other."""
     values = np.array([getattr(point, metric) for point in points])
     queries = shift * np.array([point.queries for point in points])
     errors = np.abs(values[:, 1:] - values[:, :1]).T
@@ -194,7 +194,7 @@ def _draw_tiers(panel: Axes, points: Sequence[Point], metric: str, name: str, sh
 
 
 def _spread(ticks: Sequence[int]) -> list[int]:
-    """Ticks that are far enough apart on a logarithmic axis to be read."""
+    """Choose ticks that are far enough apart on a logarithmic axis to be read."""
     kept: list[int] = []
     for tick in ticks:
         if not kept or tick >= 1.4 * kept[-1]:
@@ -214,7 +214,7 @@ class RocRun(NamedTuple):
 
 
 def roc(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l4", "loss")) -> list[RocRun]:
-    """ROC curves on the test half, each attack at its largest tier.
+    """Collect ROC curves on the test half, each attack at its largest tier.
 
     Args:
       runs: a panel each.
@@ -233,7 +233,7 @@ def roc(runs: Sequence[Run], attacks: Sequence[str] = ("dime", "sima_l4", "pia_l
 
 
 def draw_roc(numbers: Sequence[RocRun]) -> Figure:
-    """Both axes logarithmic, from the least FPR that can be seen; 1 % is marked."""
+    """Draw both axes logarithmic, from the least FPR that can be seen; 1 % is marked."""
 
     def draw(panel: Axes, run: RocRun) -> None:
         lines = [figures.Line(fpr, tpr, {**_look(name), "marker": ""}) for name, (fpr, tpr) in run.curves.items()]

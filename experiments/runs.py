@@ -1,4 +1,4 @@
-"""Reading finished attack runs: every number again from the score tables, and how to repeat the run."""
+"""Read finished attack runs: every number is computed from the score tables; and how to repeat the run."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ from experiments.attack import CONFIG_FILE, SOURCES
 
 METRICS = {"asr": "ASR", "auc": "AUC", "tpr_at_1pct_fpr": "TPR@1%FPR"}
 
-# What a config leaves open, and how it runs: of no influence on which setting a run is.
+# What a config leaves open, and how it runs: no part of a run's setting.
 _OPEN = {*SOURCES, "data.split_file", "attack.checkpoint", "attack.model_flags"}
 _NEUTRAL = {*_OPEN, "attack.micro_batch", "attack.max_queries", "attack.max_queries_per_image"}
 
@@ -128,16 +128,16 @@ class Run(NamedTuple):
         return f"calibration {_counts(self.halves.calibration)}, test {_counts(self.halves.test)}"
 
     def largest_tier(self, attack: str, queries: float = np.inf) -> Row | None:
-        """The row of an attack that makes the most queries, at most so many; None if the run has none."""
+        """Return the row of an attack that makes the most queries within `queries`; None if the run has none."""
         tiers = [row for row in self.rows if row.attack == attack and row.queries <= queries]
         return max(tiers, key=lambda row: row.queries, default=None)
 
     def scores(self, row: Row) -> Scores:
-        """Scores of a row, on the images that it has scores for."""
+        """Return the scores of a row, on the images that it has scores for."""
         return self._scores(row, np.isfinite(row.scores))
 
     def paired_scores(self, first: Row, second: Row) -> tuple[Scores, Scores]:
-        """Scores of two rows on the images that both have scores for, in one order.
+        """Return the scores of two rows on the images that both have scores for, in one order.
 
         The second may be of another run with the same test half.
         """
@@ -148,7 +148,7 @@ class Run(NamedTuple):
         return Scores(row.scores[usable & self.member], row.scores[usable & ~self.member])
 
     def overrides(self, seed: int | None = None) -> JsonObject:
-        """Values of the config that differ from its file's, or from what `--seeds` makes of that."""
+        """Return the values of the config that differ from its file's, or from what `--seeds` makes of that."""
         default = _get_config(self.study)(self.variant)
         if seed is not None:
             default = seeds.with_seed(default, seed)
@@ -156,7 +156,7 @@ class Run(NamedTuple):
         return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
     def images_config(self) -> ConfigDict:
-        """What `study_data.open_study` needs, as it was recorded: without the places that only flags can give."""
+        """Return what `study_data.open_study` needs, as recorded: without the places that only flags can give."""
         config = _get_config(self.study)(self.variant).copy_and_resolve_references()
         with config.unlocked():
             config.seed = self.config["seed"]
@@ -169,7 +169,7 @@ class Run(NamedTuple):
         return not self.overrides().keys() - _NEUTRAL
 
     def at_edge(self) -> list[str]:
-        """Rows whose timestep is the first or last of their grid, where a wider one might have done better."""
+        """List rows whose timestep is the first or last of their grid, where a wider one might have done better."""
         times: dict[str, set[float]] = {}
         for job in stages.read_jobs(self.directory):
             times.setdefault(job.attack.name, set()).add(job.setting.get("t", 0))
@@ -181,11 +181,11 @@ class Run(NamedTuple):
         ]
 
     def row(self, attack: str, q: int | None) -> Row | None:
-        """The row of an attack at a tier; None if the run does not have it."""
+        """Return the row of an attack at a tier; None if the run does not have it."""
         return next((row for row in self.rows if (row.attack, row.q) == (attack, q)), None)
 
     def commands(self, flags: str | None = None) -> list[str]:
-        """What to type to repeat the run, with these flags or else with those that give its config."""
+        """Return the commands that repeat the run, with these flags or else with those that give its config."""
         changed = config_flags(self.overrides()) if flags is None else flags
         colon = f":{self.variant}" if self.variant else ""
         programs = {"pipeline": ["latent_study"], "trained": ["train", "attack"]}
@@ -216,7 +216,7 @@ class RunSet(NamedTuple):
         return [*self.labels, *([f"mean of {len(self.runs)} models"] if len(self.runs) > 1 else [])]
 
     def commands(self) -> list[str]:
-        """What to type to repeat all runs: with `--seeds`, if these made them."""
+        """Return the commands that repeat all runs: with `--seeds`, if these made them."""
         if len(self.runs) > 1:
             changed = [run.overrides(_seed(run)) for run in self.runs]
             if all(one == changed[0] for one in changed) and not changed[0].keys() & set(seeds.FIELDS):
@@ -226,7 +226,7 @@ class RunSet(NamedTuple):
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunSet]:
-    """The studies that finished runs belong to: those that differ in their seeds alone are one. In their order."""
+    """Group finished runs into studies, in their order: those that differ in their seeds alone are one."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         rest = {name: value for name, value in run.overrides().items() if name not in seeds.FIELDS}
@@ -269,7 +269,7 @@ class _Reader:
         self.own = {frozen.label: frozen for frozen in stages.read_calibrations(directory, Way.ADJUSTED)}
 
     def row(self, frozen: Calibration, result: ResultRow) -> Row:
-        """A row, and the same adjusted if it can be."""
+        """Read a row, and the same adjusted if it can be."""
         level = without_crowding(frozen)
         row = self._row(frozen, result, level)
         if self.pictures is None:
@@ -292,7 +292,7 @@ class _Reader:
         return stages.frozen_scores(self.test, frozen, self.index, self.pictures)
 
     def _adjust(self, frozen: Calibration) -> Calibration | None:
-        """The same score, fitted over the calibration half; None if that was published without what it takes."""
+        """Fit the same score over the calibration half; None if that was published without what it takes."""
         assert self.pictures is not None
         index, asked = self.calibration.index, stages.frozen_job(frozen).recipe.readings
         if any(str(reading) not in self.calibration.readings for reading in asked):
@@ -309,7 +309,7 @@ def _get_config(study: str) -> Callable[[str], ConfigDict]:
 
 
 def _seed(run: Run) -> int:
-    """Of the training, or of the draws where nothing was trained."""
+    """Return the seed of the training, or of the draws where nothing was trained."""
     return run.config.get("train", {}).get("recipe", run.config)["seed"]
 
 
@@ -318,7 +318,7 @@ def _counts(split: Split) -> str:
 
 
 def _flat(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Values of a nested config by their dotted names."""
+    """Return the values of a nested config by their dotted names."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -327,6 +327,6 @@ def _flat(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def config_flags(overrides: Mapping[str, object]) -> str:
-    """Values of a config by their dotted names, as one types them."""
+    """Return values of a config, given by their dotted names, as flags."""
     shown = {name: f"'{tuple(value)}'" if isinstance(value, list) else value for name, value in overrides.items()}
     return " ".join(f"--config.{name}={value}" for name, value in shown.items())

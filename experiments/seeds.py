@@ -18,11 +18,11 @@ FIELDS = ("seed", "data.split_seed", "data.part", "train.recipe.seed")
 def seeded(
     config: ConfigDict, workdir: str | pathlib.Path, seeds: Sequence[str]
 ) -> Iterator[tuple[ConfigDict, pathlib.Path]]:
-    """The config and workdir of each seed; without seeds the study itself, as it is.
+    """Yield the config and workdir of each seed; without seeds, those of the study itself.
 
     Raises:
-      ValueError: if a seed is no number or named twice, or if all of a split file is used, so that every model would
-        have the same members.
+      ValueError: if a seed is not a number or is named twice, or if all of a split file is used, so that every model
+        would have the same members.
     """
     wrong = next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), None)
     if wrong is not None:
@@ -40,7 +40,7 @@ def seeded(
 
 
 def with_seed(config: ConfigDict, seed: int) -> ConfigDict:
-    """The config of another model.
+    """Return the config of another model.
 
     Where a study takes parts of what it leaves to others (`data.reserved`), the seed is the number of the part, so that
     no two models share an image; elsewhere it draws another split.

@@ -34,12 +34,12 @@ _LAST = flags.DEFINE_integer("last", 30 * UPDATES, "where to give up")
 
 
 def found_below_all_but_one(member: np.ndarray, heldout: np.ndarray) -> float:
-    """The share of members that a threshold with at most one false alarm finds."""
+    """Return the share of members that a threshold with at most one false alarm finds."""
     return float(np.mean(member < np.sort(heldout)[1]))
 
 
 def enough(found: list[float]) -> int | None:
-    """The number of the first check of the first CHECKS_RUNNING in a row that reach what is wanted; None so far."""
+    """The number of the first check of the first CHECKS_RUNNING in a row that reach the goal; None so far."""
     for first in range(len(found) - CHECKS_RUNNING + 1):
         if min(found[first : first + CHECKS_RUNNING]) >= WANTED:
             return first
@@ -63,7 +63,7 @@ def check(model: pathlib.Path, updates: int, output: pathlib.Path) -> float:
 
 
 def train_to(updates: int, workdir: pathlib.Path) -> pathlib.Path:
-    """The model after so many updates, kept beside the others; training resumes from the last of them."""
+    """Train to `updates` updates, from the last model before; the model is stored beside the others."""
     kept = workdir / "snapshots" / str(updates)
     if not kept.exists():
         config = digits.get_config().unlock()

@@ -50,7 +50,7 @@ def open_study(config: ConfigDict, workdir: str | pathlib.Path) -> Study:
 
 
 def generated_directory(workdir: str | pathlib.Path) -> pathlib.Path:
-    """Where a workdir keeps what was generated."""
+    """Return where a workdir has what was generated."""
     return pathlib.Path(workdir) / "generated"
 
 
@@ -84,7 +84,7 @@ def _drawn(split: data.Split, max_members: int | None, max_heldout: int | None, 
 
 
 def _part(size: int, part: int, index: np.ndarray, seed: int) -> np.ndarray:
-    """Images part · size … (part + 1) · size of a random order, sorted."""
+    """Return images part · size … (part + 1) · size of a random order, sorted."""
     start = part * size
     if start + size > len(index):
         raise ValueError(f"config.data.part must be < {len(index) // size}, got {part}")
@@ -92,7 +92,7 @@ def _part(size: int, part: int, index: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _at_most(size: int | None, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """All of them, or `size` drawn at random, sorted."""
+    """Return all of them, or `size` drawn at random, sorted."""
     if size is None or size >= len(index):
         return index
     return np.sort(rng.choice(index, size=size, replace=False))

@@ -68,7 +68,7 @@ class ThreeCases(NamedTuple):
 
 
 def scene(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
-    """The training points [n, 2] and the candidates of `CASES` [3, 2]."""
+    """Return the training points [n, 2] and the candidates of `CASES` [3, 2]."""
     place = config.scene
     angles = 2 * np.pi * np.arange(place.ring_points) / place.ring_points
     ring = place.ring_center + place.ring_radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -77,7 +77,7 @@ def scene(config: ConfigDict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bias_crowding(config: ConfigDict) -> BiasCrowding:
-    """Bias and crowding of three candidates over time (paper, Figure bias-variance)."""
+    """Compute bias and crowding of three candidates over time (paper, Figure bias-variance)."""
     train, candidates = scene(config)
     t = np.arange(config.scene.last_t + 1)
     denoiser = dj.IdealDenoiser(train, dj.linear_schedule())
@@ -88,12 +88,12 @@ def bias_crowding(config: ConfigDict) -> BiasCrowding:
 
 
 def first_above(rows: np.ndarray, bound: float) -> list[int | None]:
-    """The index of the first value above `bound` in each row, or None."""
+    """Return the index of the first value above `bound` in each row, or None."""
     return [int(np.argmax(row > bound)) if np.any(row > bound) else None for row in rows]
 
 
 def three_cases(config: ConfigDict) -> ThreeCases:
-    """What the denoiser sees around each candidate (paper, Figure dime-overview)."""
+    """Compute what the denoiser sees around each candidate (paper, Figure dime-overview)."""
     train, candidates = scene(config)
     t, schedule = config.scene.three_cases_t, dj.linear_schedule()
     denoiser = dj.IdealDenoiser(train, schedule)
@@ -109,7 +109,7 @@ def three_cases(config: ConfigDict) -> ThreeCases:
 
 
 def draw_bias_crowding(numbers: BiasCrowding) -> Figure:
-    """Three panels against t: bias, crowding and their sum, a line per case."""
+    """Draw three panels against t: bias, crowding and their sum, a line per case."""
     figure, axes = figures.new_figure(1, 3, height=2.3)
     panels = (
         (r"bias$^2$  $\sigma_t^2 B^2$", numbers.bias),
@@ -128,7 +128,7 @@ def draw_bias_crowding(numbers: BiasCrowding) -> Figure:
 
 
 def draw_three_cases(numbers: ThreeCases) -> Figure:
-    """Three panels of equal scale: candidate, training points, m_local and the spread around it."""
+    """Draw three panels of equal scale: candidate, training points, m_local and the spread around it."""
     figure, axes = figures.new_figure(1, 3, height=3.3)
     sky, blue, vermillion = figures.OKABE_ITO["sky"], figures.OKABE_ITO["blue"], figures.OKABE_ITO["vermillion"]
     reach = 1.15  # half the width of a panel
@@ -173,7 +173,7 @@ class LineNumbers(NamedTuple):
 
 
 def denoiser_1d(config: ConfigDict) -> LineNumbers:
-    """ε* on the line, for a few training sets and noise levels (paper, Figure synthetic-denoiser).
+    """Compute ε* on the line, for a few training sets and noise levels (paper, Figure synthetic-denoiser).
 
     The schedule's timestep nearest to each ᾱ asked for is used, and its own ᾱ reported.
     """
@@ -192,7 +192,7 @@ def denoiser_1d(config: ConfigDict) -> LineNumbers:
 
 
 def draw_denoiser_1d(numbers: LineNumbers) -> Figure:
-    """A panel per training set, its points as dashed lines; the darker the curve the lower the noise."""
+    """Draw a panel per training set, its points as dashed lines; the darker the curve the lower the noise."""
     figure, axes = figures.new_figure(1, len(numbers.panels), height=2.4)
     for panel, line in zip(axes[0], numbers.panels):
         for point in line.train:
@@ -266,7 +266,7 @@ class Panel(NamedTuple):
 
 
 def cluster_points(rng: np.random.Generator, config: ConfigDict, count: int) -> np.ndarray:
-    """Fresh draws [count, d] from the mixture; its centres depend on the seed alone.
+    """Draw fresh points [count, d] from the mixture; its centres depend on the seed alone.
 
     Args:
       rng: draws the points.
@@ -309,7 +309,7 @@ def attack_terms(
 
 
 def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
-    """Terms pooled over independent training sets of n points, each with its own fresh held-out points.
+    """Pool terms over independent training sets of n points, each with its own fresh held-out points.
 
     Half 0 calibrates and half 1 tests: they share the distribution, but neither training sets nor points nor draws.
 
@@ -336,12 +336,12 @@ def attack_half(config: ConfigDict, n: int, probes: int, half: int) -> Half:
 
 
 def _pooled(terms: Sequence[Terms], side: slice) -> Terms:
-    """The terms of one side of every training set."""
+    """Return the terms of one side of every training set."""
     return Terms(*(np.concatenate([one[..., side] for one in kind], axis=-1) for kind in zip(*terms)))
 
 
 def method_terms(terms: Terms, method: str, q: int, level: int) -> np.ndarray:
-    """The columns of a method [1 or 2, points] at a budget of q and one noise level, as calibration takes them.
+    """Return the columns of a method [1 or 2, points] at a budget of q and one noise level, as for calibration.
 
     Args:
       terms: what all methods learn.
@@ -388,7 +388,7 @@ def attack_panel(config: ConfigDict, n: int, q: int, calibration_half: Half, tes
 
 
 def curve(rows: Sequence[calibration.Outcome]) -> Curve:
-    """What one method found at each noise level."""
+    """Return what one method found at each noise level."""
     metrics = [row.metrics for row in rows]
     return Curve(
         [one.asr for one in metrics],
@@ -405,7 +405,7 @@ def rank_correlation(first: Sequence[float] | np.ndarray, second: Sequence[float
 
 
 def attack_study(config: ConfigDict) -> dict[str, list[Panel]]:
-    """DIME against SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid).
+    """Compare DIME with SimA-MC over noise (paper, Figures q-fixed-grid and n-fixed-grid).
 
     Returns panels over dataset size n at one q, and over query budget q at one n.
     """
@@ -424,7 +424,7 @@ def attack_study(config: ConfigDict) -> dict[str, list[Panel]]:
 
 
 def draw_attack_panels(panels: Sequence[Panel]) -> Figure:
-    """A row per metric and a column per panel, against ᾱ on a logit axis, noise growing to the right.
+    """Draw a row per metric and a column per panel, against ᾱ on a logit axis, noise growing to the right.
 
     Shaded: the 95 % interval of DIME and of SimA-MC on the same queries.
     """
@@ -460,7 +460,7 @@ def _draw_metric(axes: Axes, panel: Panel, metric: str) -> None:
 
 
 def plain(numbers: object) -> records.Json:
-    """Records and arrays as JSON has them, with the 7 digits that float32 has."""
+    """Return records and arrays as JSON holds them, with the 7 digits that float32 has."""
     return json.loads(json.dumps(records.plain(numbers)), parse_float=lambda digits: float(f"{float(digits):.7g}"))
 
 

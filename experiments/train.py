@@ -25,7 +25,7 @@ _SPECS = {spec.kind: spec for spec in (models.DdpmUnetSpec, models.GuidedUnetSpe
 
 
 def model_spec(config: ConfigDict) -> models.ModelSpec:
-    """The network that `config.train` describes."""
+    """Return the network that `config.train` describes."""
     fields = config.train.architecture.to_dict()
     kind = fields.pop("kind")
     validate.check_choice(kind, list(_SPECS), "config.train.architecture.kind")
@@ -34,7 +34,7 @@ def model_spec(config: ConfigDict) -> models.ModelSpec:
 
 
 def training_options(section: ConfigDict) -> training.TrainingOptions:
-    """How `config.train` says that the training is run and written down."""
+    """Return how `config.train` says that the training is run and recorded."""
     names = ("log_every", "save_every", "sample_every", "snapshot_every")
     return training.TrainingOptions(**{name: section[name] for name in names})
 

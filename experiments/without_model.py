@@ -2,8 +2,8 @@
 
     RUN/images_alone.json    `ImagesAlone`, written by `experiments.attack`; results.json repeats what it says
 
-If pictures alone tell members from held-out images, or the same picture is on both sides, an attack's success may say
-so and no more.
+If pictures alone tell members from held-out images, or the same picture is on both sides, an attack's success may
+mean no more than that.
 """
 
 import json
@@ -102,7 +102,7 @@ def look_once(directory: pathlib.Path, source: data.Source, transform: data.Tran
 
 
 def results(directory: pathlib.Path) -> StudyFindings:
-    """What a run's score tables and its images show."""
+    """Return what a run's score tables and its images show."""
     found = stages.evaluation(directory)
     fields = {name: getattr(found, name) for name in records.field_names(found)}
     path = directory / FILE
@@ -127,7 +127,7 @@ def write_results(directory: pathlib.Path) -> None:
 
 
 def describe(found: StudyFindings) -> str:
-    """One line for tables and for the terminal."""
+    """Return one line for tables and for the terminal."""
     blind, copies = found.blind_baseline, found.duplicates
     words = "no classifier of the pictures could be fitted"
     if blind is not None:

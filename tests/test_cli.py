@@ -131,6 +131,7 @@ COMMANDS = (
     "calibrate",
     "evaluate",
     "report",
+    "reference",
     "convert",
     "models",
     "models check",
@@ -153,6 +154,7 @@ FIRST = {  # what a screen shows of each command
     "audit": NEEDED,
     "compare": ("before", "after", *NEEDED[1:]),
     "score": ("model", "members", "heldout", "captions", "half"),
+    "reference": ("model", "images", "output", "size", "steps", "batch_size", "learning_rate", "seed"),
     "convert": ("source", "output", "dialect", "weights", "image_size", "schedule"),
     "models check": ("images", "output", "count"),
     "serve": ("name", "host", "port", "token_env", "max_batch", "rate"),
@@ -177,7 +179,7 @@ def test_what_nearly_everyone_needs_fits_on_a_screen(command, options, capsys, m
         assert f"\n  --{option}" in screen
     if command == "audit":
         assert "hf:" in screen
-        headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
+        headings = [line for line in lines if re.fullmatch(r"[A-Za-z ]+:", line)]
         assert headings[2:] == [f"{heading}:" for heading in cli._HEADINGS]
 
 

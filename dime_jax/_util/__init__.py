@@ -1,1 +1,1 @@
-"""What every room may use: it knows no image, no model and no attack."""
+"""What every room may use; it knows nothing of images, models or attacks."""

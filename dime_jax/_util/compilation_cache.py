@@ -1,7 +1,7 @@
-"""Programs compiled once and kept on disk: JAX's persistent cache, in a directory of the user's own.
+"""Cache compiled programs on disk: JAX's persistent cache, in a directory of the user's own.
 
-On unless DIME_JAX_CACHE is "off"; DIME_JAX_CACHE=DIR puts it elsewhere. Whoever has set JAX_COMPILATION_CACHE_DIR keeps
-that. Programs of another jaxlib or of a CPU with other features are kept apart, since they may not run here.
+DIME_JAX_CACHE=off turns it off; DIME_JAX_CACHE=DIR puts it elsewhere. If JAX_COMPILATION_CACHE_DIR is set, it is used
+instead. Programs of another jaxlib, or of a CPU with other features, are cached apart, since they may not run here.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ _JAX_DIRECTORY, _JAX_LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTEN
 
 
 def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os.environ) -> pathlib.Path | None:
-    """Tell JAX, before it is imported, where to keep what it compiles.
+    """Tell JAX, before it is imported, where to cache what it compiles.
 
-    Several processes may share the directory: a program that one is just writing is at worst compiled again.
+    Several processes may share the directory; at worst, a program that one of them is still writing is compiled again.
 
     Args:
       say: shows a warning if the directory cannot be written to; programs are then compiled in every process.
@@ -45,7 +45,7 @@ def use(say: Callable[[str], object], environment: MutableMapping[str, str] = os
 
 
 def cpu_features() -> str:
-    """Eight hexadecimal digits that differ between CPUs that cannot run each other's programs."""
+    """Return eight hexadecimal digits that differ between CPUs that cannot run each other's programs."""
     known = platform.machine() + platform.processor()
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()

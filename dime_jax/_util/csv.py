@@ -27,9 +27,10 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def as_text(value: str) -> str:
-    """Text that no spreadsheet takes for a formula.
+    """Return text that no spreadsheet takes for a formula.
 
-    It follows an apostrophe if it starts like a formula or with a control character; control characters are escaped.
+    Text that starts like a formula or with a control character gets an apostrophe in front; control characters are
+    escaped.
     """
     start = "'" if value.startswith(_FORMULA_STARTS) or not value[:1].isprintable() else ""
     return start + printable(value)

@@ -1,4 +1,4 @@
-"""Damage to evidence is noticed: JSON files that hold digests of the files they go with, and of themselves.
+"""Detect damage to evidence: JSON files hold digests of the files they go with, and of themselves.
 
     {"seed": 0, ..., "digests": {"halves.npz": "5f0c..."}, "digest": "91ab..."}
 
@@ -26,7 +26,7 @@ _OWN_DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{32})"\n}\n\Z')
 
 
 class Damaged(ValueError):
-    """A file is not what was written, or not there any more; the message names it."""
+    """A file is missing, or is not what was written; the message names it."""
 
 
 class Sealed(NamedTuple):
@@ -43,7 +43,7 @@ class Sealed(NamedTuple):
     digests: Mapping[str, str]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file that this one names.
+        """Return the bytes of a file that this one names.
 
         Raises:
           Damaged: if it is not there, or not the file that was named.
@@ -52,13 +52,13 @@ class Sealed(NamedTuple):
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise Damaged(f"{path} is missing, and {self.path.name} goes with it") from None
+            raise Damaged(f"{path} is missing, but {self.path.name} lists it") from None
         if digest(content) != self.digests.get(name):
-            raise Damaged(f"{path} is damaged or of another run: its digest is not the one in {self.path.name}")
+            raise Damaged(f"{path} is damaged or from another run: its digest is not the one in {self.path.name}")
         return content
 
     def read_arrays(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of an .npz file beside this one, checked as `read` does."""
+        """Return the arrays of an .npz file that this one names, checked as by `read`."""
         return load_arrays(self.path.parent / name, self.read(name))
 
     def check(self) -> "Sealed":
@@ -69,17 +69,17 @@ class Sealed(NamedTuple):
 
 
 def digest(content: bytes) -> str:
-    """BLAKE2b of some bytes, 128 bits in hexadecimal."""
+    """Return the BLAKE2b digest of some bytes, 128 bits in hexadecimal."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def digests_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-    """The digests of files in a directory."""
+    """Return the digests of files in a directory."""
     return {name: digest((directory / name).read_bytes()) for name in names}
 
 
 def seal(contents: Mapping[str, object], digests: Mapping[str, str]) -> bytes:
-    """The bytes of a JSON file with the digests of the files it names, which must be written."""
+    """Return the bytes of a JSON file with its own digest and those of the files it names, which must exist."""
     if contents.keys() & {_FILES, _OWN}:
         raise ValueError(f"contents must not have the keys {_FILES!r} and {_OWN!r}, which hold the digests")
     whole = (json.dumps({**contents, _FILES: dict(digests)}, indent=1) + "\n").encode()
@@ -96,7 +96,7 @@ def read(path: pathlib.Path) -> Sealed:
 
     Raises:
       FileNotFoundError: if it is not there.
-      Damaged: if it is no JSON object, holds no digests, or its bytes have changed.
+      Damaged: if it is not a JSON object, holds no digests, or has changed.
     """
     content = path.read_bytes()
     try:
@@ -104,18 +104,18 @@ def read(path: pathlib.Path) -> Sealed:
     except ValueError:
         raise Damaged(f"{path} is damaged: not JSON") from None
     if not isinstance(contents, dict):
-        raise Damaged(f"{path} is damaged: expected a JSON object, got {type(contents).__name__}")
+        raise Damaged(f"{path} is damaged: it must be a JSON object, got {type(contents).__name__}")
     if not contents.keys() & {_FILES, _OWN}:
         raise Damaged(f"{path} holds no digests: not written by this version of dime_jax, so it cannot be relied on")
     contents.pop(_OWN, None)
     digests = contents.pop(_FILES, None)
     if not (isinstance(digests, dict) and _has_its_digest(content)):
-        raise Damaged(f"{path} is damaged: its contents do not have the digest that it holds")
+        raise Damaged(f"{path} is damaged: its contents do not match its own digest")
     return Sealed(path, contents, digests)
 
 
 def load_arrays(path: pathlib.Path, content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file's bytes; a failure names the file."""
+    """Return the arrays in the bytes of an .npz file; an error names the file."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return dict(arrays)
@@ -131,6 +131,6 @@ def dump_arrays(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> 
 
 
 def _has_its_digest(content: bytes) -> bool:
-    """Whether a file ends with the digest of what it would be without."""
+    """Whether a file ends with the digest of the rest of it."""
     own = _OWN_DIGEST.search(content)
     return own is not None and digest(content[: own.start()] + _END) == own[1].decode()

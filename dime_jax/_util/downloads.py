@@ -65,13 +65,13 @@ class _Repository(NamedTuple):
         return Path(directory)
 
     def cached_files(self, directory: Path) -> list[str]:
-        """The repository's files as they were listed when it was fetched, or those that are there."""
+        """Return the repository's files as listed when it was fetched, or else those that are there."""
         try:
             tree = self.hub.get_cached_repo_tree(
                 self.name, revision=directory.name, repo_type=self.kind, cache_dir=self.cache_dir
             )
             return [file.path for file in tree]
-        except Exception:  # versions before 2 keep no list, others have not always one
+        except Exception:  # versions before 2 keep no list, and later ones not always
             return [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
 
     def why_not(self, error: Exception) -> str:
@@ -83,7 +83,7 @@ class _Repository(NamedTuple):
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
-    """Whether a user's name for something asks for the Hub."""
+    """Whether a name that a user gave refers to the Hub."""
     return str(name).startswith(PREFIX)
 
 
@@ -99,9 +99,9 @@ def fetch_files(
 
     Args:
       name: "hf:owner/name", or "hf:owner/name@revision" for a branch, a tag or a commit.
-      choose: the files to fetch, of the paths of all; raises DownloadError with the reason if there is none.
-      kind: of repository.
-      cache_dir: where files are kept; by default as `huggingface-hub` does (HF_HOME).
+      choose: picks the files to fetch from the paths of all; raises DownloadError with the reason if none will do.
+      kind: what kind of repository it is.
+      cache_dir: where files are cached; by default where `huggingface-hub` does it (HF_HOME).
       endpoint: address of the Hub; by default HF_ENDPOINT or the public one.
 
     Raises:
@@ -120,7 +120,7 @@ def fetch_files(
         raise DownloadError(f"{name}: {repository.why_not(error)}") from None
     except DownloadError as error:
         raise DownloadError(f"{name}: {error}") from None
-    # No network, a broken one and a Hub in trouble raise types of several libraries, which change with its versions.
+    # Without a network, or when the Hub fails, the types raised come from several libraries and change with versions.
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")
     try:  # what was fetched before
@@ -144,7 +144,7 @@ def _import_hub() -> ModuleType:
 def _complete(directory: Path, files: Sequence[str]) -> Fetched:
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:
-        raise DownloadError(f"{missing[0]} is missing in {directory}")
+        raise DownloadError(f"{missing[0]} is missing from {directory}")
     if not _COMMIT.fullmatch(directory.name):
         raise DownloadError(f"the Hub's commit must be 40 hex digits, got {printable(directory.name[:60])!r}")
     return Fetched(directory, directory.name, tuple(files))

@@ -20,7 +20,7 @@ CACHE, OFF = "DIME_JAX_CACHE", "off"
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write a file so that it is there completely or not at all, whenever the machine stops."""
+    """Write a file so that it is there completely or not at all, even if the machine stops."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -57,11 +57,11 @@ def read_json(file: pathlib.Path, most: int = 2**20) -> "JsonObject":
 
 
 def read_text(file: pathlib.Path, most: int) -> str:
-    """Return the text of a file from a stranger that has at most so many bytes; raise as `read_json` does."""
+    """Return the text of a file from a stranger, of at most `most` bytes; errors are those of `read_json`."""
     if not file.is_file():
         raise ValueError(f"no file {file}")
     if file.stat().st_size > most:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes, more than the {most} allowed")
+        raise ValueError(f"{file} must have at most {most} bytes, got {file.stat().st_size}")
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError:
@@ -91,13 +91,13 @@ def file_digests(path: pathlib.Path) -> dict[pathlib.Path, str]:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path, what: str, name: str = "lock", wait: bool = False) -> Iterator[None]:
-    """Hold a lock in a directory; the operating system lets go of it when the process ends, however it ends.
+    """Hold a lock in a directory; the operating system releases it when the process ends, however it ends.
 
     Args:
       directory: made if it is not there.
-      what: is in it, for messages, such as "score table".
+      what: what the directory holds, for messages, such as "score table".
       name: of the lock's file.
-      wait: for whoever else holds it; else that is an error.
+      wait: whether to wait while another process holds it; if not, that is an error.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def locked(directory: pathlib.Path, what: str, name: str = "lock", wait: bool = 
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> pathlib.Path:
-    """Return the user's own directory for what can be made again: DIME_JAX_CACHE, unless it is "off", or the usual."""
+    """Return the user's cache directory: DIME_JAX_CACHE, unless that is "off", or the usual place."""
     if environment.get(CACHE, OFF) not in (OFF, ""):
         return pathlib.Path(environment[CACHE]).expanduser()
     name = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"

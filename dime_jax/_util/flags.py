@@ -29,9 +29,9 @@ def option(default: T, help: str, heading: str | None = "", metavar: str | None 
 
     Args:
       default: if it is a tuple, the option may be given more than once; if it is False, the option takes no value.
-      help: for people, without the default, which is added.
-      heading: of the options among which `--help` shows it; "" for those that come first, None for no flag at all.
-      metavar: what stands for the value; N and X for numbers if None.
+      help: the text for `--help`, without the default, which is added.
+      heading: the heading under which `--help` shows it; "" for the options that come first, None for no flag at all.
+      metavar: the placeholder of the value; N or X for numbers if None.
       **argument: see `argparse.ArgumentParser.add_argument`.
     """
     if isinstance(default, bool):
@@ -46,7 +46,7 @@ def option(default: T, help: str, heading: str | None = "", metavar: str | None 
 
 
 def documented(record: type[T]) -> type[T]:
-    """Add what each option of a record means to its documentation."""
+    """Add what each option of a record means to the record's docstring."""
     fields = dataclasses.fields(record)  # type: ignore[arg-type]
     lines = [f"  {field.name}: {field.metadata['help']}." for field in fields if field.metadata]
     record.__doc__ = "\n".join([f"{record.__doc__}\n\nAttributes:", *lines])
@@ -54,7 +54,7 @@ def documented(record: type[T]) -> type[T]:
 
 
 def check_choices(options: OptionsRecord) -> None:
-    """Require every option that has choices to be one of them, or to be left open."""
+    """Require every option that has choices to be one of them, or None."""
     for field in dataclasses.fields(options):
         value, choices = getattr(options, field.name), field.metadata.get("choices")
         if choices and value is not None and value not in choices:
@@ -69,8 +69,8 @@ def add_options(
     Args:
       parser: the parser.
       record: the type of the record.
-      names: of the options to add; all if None.
-      **defaults: in place of those of the record; REQUIRED for none.
+      names: the options to add; all if None.
+      **defaults: override those of the record; REQUIRED makes an option required.
     """
     for field in dataclasses.fields(record):
         argument = dict(field.metadata)
@@ -84,31 +84,25 @@ def add_options(
             argument["default"] = list(default)
         else:
             argument["default"] = default
-            shown = (
-                ""
-                if default is None or default is False
-                else f" (default: {default:g})"
-                if isinstance(default, float)
-                else f" (default: {default})"
-            )
-            argument["help"] += shown
+            if default is not None and default is not False:
+                argument["help"] += f" (default: {default:{'g' if isinstance(default, float) else ''}})"
         under(parser, heading).add_argument(f"--{field.name}", **argument)
 
 
 def under(parser: argparse.ArgumentParser, heading: str) -> argparse._ActionsContainer:
-    """Return the group of a parser's options with this heading; the parser itself for "", the first of all."""
+    """Return the group of a parser's options under a heading, added if needed; the parser itself for ""."""
     groups = {group.title: group for group in parser._action_groups}
     return groups.get(heading) or (parser.add_argument_group(heading) if heading else parser)
 
 
 def read_options(args: argparse.Namespace, record: type[R], **others: Any) -> R:
-    """Return the record of the options that were parsed, and others; those that are neither are at their defaults."""
+    """Return the record of the options that were parsed, and `others`; the rest have their defaults."""
     parsed = {name: getattr(args, name) for name in record.__dataclass_fields__ if hasattr(args, name)}
     return record(**{**parsed, **others})
 
 
 def changed(options: OptionsRecord) -> dict[str, tuple[Any, ...]]:
-    """Return the options that are not at their defaults, by name, each as the values that a command line gives it."""
+    """Return the options that differ from their defaults, by name, each with its values on a command line."""
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
@@ -120,7 +114,7 @@ def changed(options: OptionsRecord) -> dict[str, tuple[Any, ...]]:
 
 
 def underscored(arguments: Iterable[str]) -> list[str]:
-    """The arguments, with the names of long options spelt as they are declared: `--a-b=c-d` is `--a_b=c-d`.
+    """Spell the names of long options as they are declared: `--a-b=c-d` is `--a_b=c-d`.
 
     Values are left alone, and so is everything after a lone `--`, which ends the options.
     """
@@ -140,5 +134,5 @@ class Parser(argparse.ArgumentParser):
     """A parser, and parsers of subcommands, that read both spellings; options are declared with underscores."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As `argparse` does, which calls this for every way to parse and for every subcommand."""
+        """Parse as `argparse` does, which calls this whichever way it parses, and for every subcommand."""
         return super().parse_known_args(underscored(sys.argv[1:] if args is None else args), namespace)

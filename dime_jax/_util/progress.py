@@ -1,4 +1,4 @@
-"""Showing how far a run has come: a bar in a terminal, a plain line now and then elsewhere, nothing when silent."""
+"""Show how far a run has come: a bar in a terminal, a plain line now and then elsewhere, nothing if silent."""
 
 import threading
 import time
@@ -15,13 +15,13 @@ COMPILING = "compiling"
 class Progress:
     """Progress of `total` queries, as a context manager. Lines go to standard error.
 
-    There is no rate and no time left before `compiled` is called: compilation would make both wrong by far.
+    It shows neither rate nor ETA before `compiled` is called: compilation would make both far too pessimistic.
 
     Args:
       total: queries to make.
-      silent: show nothing, for all processes but the first.
-      clock: seconds, for tests.
-      unit: what is counted, if not queries.
+      silent: show nothing; for all processes but the first.
+      clock: gives the time in seconds; tests replace it.
+      unit: what is counted.
       on_rate: called once with the measured seconds per query, unless silent.
     """
 
@@ -67,12 +67,12 @@ class Progress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """One line of its own."""
+        """Print a line of its own."""
         if not self._silent:
             self._console.print(text, markup=False)
 
     def _remind(self) -> None:
-        """Say now and then that programs are being compiled, how long and what for; in a thread."""
+        """Say now and then, from a thread, that programs are being compiled, for how long and for what."""
         begin = time.monotonic()
         while not self._at_full_speed.wait(PLAIN_SECONDS):
             so_far = f"{COMPILING}, or running for the first time, for {duration(time.monotonic() - begin)}"
@@ -82,14 +82,14 @@ class Progress:
                 self.say(f"{so_far}: {self.what}" if self.what else so_far)
 
     def compiled(self) -> None:
-        """What comes now runs at full speed: measure the rate from here, and say once how long all will take."""
+        """From here on work runs at full speed: measure its rate, and announce the ETA once."""
         self._at_full_speed.set()
         self._start, self._measured_from, self._estimate_due = self._clock(), self._done, True
 
     def advance(self, queries: int, what: str, measured: bool = True) -> None:
-        """So many more were done, in the setting `what`.
+        """Count `queries` more as done, and show `what` as the current step.
 
-        If they took longer than such work will (not `measured`), the measurement begins anew after them.
+        With `measured=False`, for work that took longer than its like will, the measurement starts again after it.
         """
         now = self._clock()
         self._done += queries
@@ -109,7 +109,7 @@ class Progress:
             self.say(f"{self._done:,} of {self._total:,} {self._unit}, {pace}, {what}")
 
     def _seconds_per_query(self, now: float) -> float | None:
-        """None as long as nothing was done at full speed."""
+        """Return the measured rate; None as long as nothing was done at full speed."""
         done = self._done - self._measured_from
         return None if self._start is None or not done else max(now - self._start, 1e-9) / done
 
@@ -121,7 +121,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: seconds, minutes or hours."""
+    """Return a time in words: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Frozen records as JSON and back, by their type hints: each field is named once, where it is declared.
+"""Write frozen records as JSON and read them back, by their type hints: a field is named once, where it is declared.
 
 A record is a frozen dataclass or a NamedTuple. Numbers that are not finite are null in JSON, and NaN when read. The
 class variable `kind` of a record's type, if it has one, is the first key in JSON, and tells the types of a `Tagged`
@@ -21,13 +21,13 @@ _ABSENT = "absent"
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Record = TypeVar("Record")
-# The type of a field that JSON does not have where it is None; its default must be None.
+# The type of a field that is left out of the JSON where it is None; its default must be None.
 Absent = Annotated[Record | None, _ABSENT]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tagged:
-    """In `Annotated[Base, Tagged(types)]`: the field is of the one of these types, among those of Base, of its kind."""
+    """In `Annotated[Base, Tagged(types)]`: the record's `kind` says which of these types it is."""
 
     types: Collection[type]
 
@@ -40,9 +40,9 @@ class Null:
 
 
 def plain(value: object) -> Json:
-    """A value as JSON has it: records as objects, arrays as lists, NumPy numbers as numbers.
+    """Return a value as JSON holds it: records as objects, arrays as lists, NumPy numbers as numbers.
 
-    A record with a method `to_json` is what that returns.
+    A record with a method `to_json` becomes what that returns.
     """
     if isinstance(value, enum.Enum):
         return value.value
@@ -62,7 +62,7 @@ def plain(value: object) -> Json:
 
 
 def plain_object(value: object) -> dict[str, Json]:
-    """A record or mapping as JSON has it."""
+    """Return a record or mapping as a JSON object."""
     if hasattr(value, "to_json"):
         value = value.to_json()
     if isinstance(value, Mapping):
@@ -73,21 +73,21 @@ def plain_object(value: object) -> dict[str, Json]:
 
 
 def field_names(record: object) -> tuple[str, ...]:
-    """The names of a record's fields, or of its type's, in their order."""
+    """Return the names of the fields of a record, or of a record's type, in order."""
     if hasattr(record, "_fields"):
         return tuple(record._fields)
     return tuple(field.name for field in dataclasses.fields(typing.cast(Any, record)))
 
 
 def parse(kind: type[Record], value: object, where: str, *, strict: bool = False) -> Record:
-    """A record of some type from JSON.
+    """Read a record of some type from JSON.
 
     Args:
       kind: the type; its fields may be numbers, strings, enums, records, and tuples, lists and mappings of these.
-      value: what JSON has.
+      value: the JSON value.
       where: the file and the place in it, for errors.
-      strict: require exactly the fields of each record; else those that have defaults may be missing, and keys that
-        the type does not know are passed over.
+      strict: require exactly the fields of each record; otherwise fields with defaults may be missing, and unknown
+        keys are ignored.
 
     Raises:
       ValueError: in one line, if something is missing or of another type.
@@ -122,7 +122,7 @@ def _parse(kind: Any, value: object, where: str, strict: bool) -> Any:
 
 
 def _parse_items(base: Any, kinds: Sequence[Any], items: list[object], where: str, strict: bool) -> Any:
-    """A list, or a tuple of some length or of any."""
+    """Parse a list, or a tuple of fixed or any length."""
     if base is tuple and kinds[-1:] != (...,):
         if len(items) != len(kinds):
             raise ValueError(f"{where} must be a list of {len(kinds)}, got {len(items)}")
@@ -136,7 +136,7 @@ def _parse_items(base: Any, kinds: Sequence[Any], items: list[object], where: st
 
 
 def _parse_union(kinds: Sequence[Any], value: object, where: str, strict: bool) -> Any:
-    """The first of the types that fits."""
+    """Parse a value as the first of the types that fits."""
     if value is None and type(None) in kinds:
         return None
     errors = []
@@ -149,13 +149,13 @@ def _parse_union(kinds: Sequence[Any], value: object, where: str, strict: bool) 
 
 
 def _tag(kind: Any) -> dict[str, str]:
-    """What JSON has of a type beside its fields: its class variable `kind`, if there is one."""
+    """Return what JSON holds of a type besides its fields: its class variable `kind`, if there is one."""
     tag = getattr(kind, "kind", None)
     return {"kind": tag} if isinstance(tag, str) and "kind" not in field_names(kind) else {}
 
 
 def _choose(tagged: Tagged, base: Any, value: object, where: str) -> Any:
-    """The type that the kind of a record names."""
+    """Return the type that the kind of a record names."""
     kinds = {kind.kind: kind for kind in tagged.types if issubclass(kind, base)}  # type: ignore[attr-defined]
     return kinds[_expect_kind(list(kinds), _expect(dict, value, where), where)]
 
@@ -177,7 +177,7 @@ def _parse_record(kind: Any, arguments: Sequence[Any], value: object, where: str
         _check_keys(contents, {*names, *_tag(kind)}, where)
     for name in names:
         if name not in contents and name not in _optional(kind):
-            raise ValueError(f"{where} must have {name!r}, it has {', '.join(contents) or 'nothing'}")
+            raise ValueError(f"{where} must have {name!r}, got {', '.join(contents) or 'nothing'}")
     values = {name: (variables.get(hints[name], hints[name]), contents[name]) for name in names if name in contents}
     return kind(**{name: _parse(*of, f"{where}.{name}", strict) for name, of in values.items()})
 
@@ -204,7 +204,7 @@ def _expect(kind: Any, value: object, where: str) -> Any:
 
 
 def _absent(record: object) -> set[str]:
-    """The fields that stay out of the JSON: they are None, and declared as `Absent`."""
+    """Return the fields that are left out of the JSON: they are None, and declared as `Absent`."""
     hints = typing.get_type_hints(type(record), include_extras=True)
     declared = (name for name, hint in hints.items() if _ABSENT in getattr(hint, "__metadata__", ()))
     return {name for name in declared if getattr(record, name) is None}

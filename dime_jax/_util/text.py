@@ -1,4 +1,4 @@
-"""Text for messages: on one line, of bounded length, without what a terminal would obey."""
+"""Text for messages: on one line, of bounded length, without control characters that a terminal would obey."""
 
 from collections.abc import Iterable
 

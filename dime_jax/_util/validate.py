@@ -42,7 +42,7 @@ def check_at_least(value: ArrayLike, bound: float, name: str) -> None:
 
 
 def check_unit(value: ArrayLike, name: str, ends: str = "()") -> None:
-    """Require numbers between 0 and 1: strictly, or with the ends that have a square bracket, as in "[)"."""
+    """Require numbers between 0 and 1; `ends` says which ends are allowed, as in "[)"."""
     array = np.asarray(value)
     low = array >= 0 if ends[0] == "[" else array > 0
     high = array <= 1 if ends[1] == "]" else array < 1
@@ -59,13 +59,13 @@ def check_shape(array: ArrayLike, shape: Sequence[int | None], name: str) -> Non
 
 
 def check_choice(value: object, choices: Sequence[object], name: str) -> None:
-    """Require one of a few values, and list them otherwise."""
+    """Require one of a few values; the error lists them."""
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}; expected one of {', '.join(map(str, choices))}")
 
 
 def check_finite(array: ArrayLike, name: str) -> None:
-    """Require finite values, and count the others."""
+    """Require finite values; the error counts the others."""
     array = np.asarray(array)
     bad = int(np.sum(~np.isfinite(array)))
     if bad:

@@ -1,4 +1,4 @@
-"""The attacks as functions, and the registry of them by name: one file for each, and one line below."""
+"""The attacks as functions, and the registry of them by name; each has a file of its own, and an import below."""
 
 from dime_jax.attacks.base import Attack as Attack
 from dime_jax.attacks.base import Reading as Reading

@@ -1,4 +1,4 @@
-"""What attacks are made of, besides calls of the model: recipes that read them, and the entry that describes an attack.
+"""What attacks are made of besides calls: recipes, which read calls, and the entry that describes an attack.
 
 The unit of work is one batched model call, and calls are made in a Python loop, so an attack runs over any callable: a
 jitted network, a NumPy function, a hosted model. Scores are **lower for members**, always.
@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
 
 
 def one_number(call: Call, name: str) -> Recipe:
-    """One number of one call is the score."""
+    """Return the recipe whose score is one number of one call."""
     return Recipe((Reading(call, name),), lambda readings: readings)
 
 
@@ -53,7 +53,7 @@ Trees = Mapping[Call | None, tuple[Call, ...]]
 
 
 def grow_trees(readings: Iterable[Reading]) -> Trees:
-    """The distinct calls behind some readings: those that start from each call, and the roots under None.
+    """Return the distinct calls behind some readings: those that start from each call, and the roots under None.
 
     A call starts from its source only if the source is asked anyway. The order is that of the calls' parameters,
     whatever order the readings come in.
@@ -66,7 +66,7 @@ def grow_trees(readings: Iterable[Reading]) -> Trees:
 
 
 def _calls_behind(readings: Iterable[Reading]) -> Collection[Call]:
-    """The calls of some readings and those whose states they need, each once."""
+    """Return the calls of some readings and those whose states they need, each once."""
     asked: dict[Call, None] = {}
     for call, name in readings:
         asked[call] = None
@@ -107,7 +107,7 @@ def run_recipe(
 
 
 def count_queries(recipe: Recipe) -> int:
-    """Model calls per image of an attack by itself."""
+    """Count the model calls per image of an attack run by itself."""
     return sum(call.queries for call in _calls_behind(recipe.readings))
 
 
@@ -122,10 +122,10 @@ def _not_given(*arguments: Any) -> Never:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Whole(Call):
-    """An attack that is only known as `run`, at one setting: whatever it asks. Shares nothing with others.
+    """An attack that is known only by its `run`, at one setting, whatever that asks; it shares nothing with others.
 
     Where it may be compiled, t and all floats of its setting are arguments of the program, so that one serves the whole
-    grid. Other integers, such as q, may be counts that a loop runs over, and are part of it.
+    grid. Other integers, such as q, may be counts that a loop runs over, and are part of the program.
     """
 
     attack: str
@@ -140,12 +140,12 @@ class Whole(Call):
 
     @property
     def queries(self) -> int:
-        """What the attack says it costs."""
+        """What the attack declares to cost per image."""
         return self.cost
 
     @property
     def traceable(self) -> bool:
-        """Whether the attack says so."""
+        """Whether the attack declares that it may be compiled."""
         return self.jitted
 
     @property
@@ -161,7 +161,7 @@ class Whole(Call):
         return tuple(value for name, value in self.setting if _is_argument(name, value))
 
     def check(self, schedule: NoiseSchedule) -> None:
-        """The attack checks its setting itself."""
+        """Check nothing: the attack checks its setting itself."""
 
     def ask(
         self,
@@ -172,14 +172,14 @@ class Whole(Call):
         given: PyTree = None,
         mask: Mask = None,
     ) -> Answer:
-        """Run the attack, which may ask as often as it says it does. Numbers column_0, column_1, …: its terms."""
+        """Run the attack, which may ask no more often than it declares. Numbers column_0, column_1, …: its terms."""
         asked = 0
 
         def counted(x: Array, t: ArrayLike) -> Array:
             nonlocal asked
             asked += 1
             if asked > self.cost:
-                raise ValueError(f"{self.attack} must ask {self.cost} times per image, as it says, got {asked}")
+                raise ValueError(f"{self.attack} must make {self.cost} queries per image, as it declares, got {asked}")
             return eps_fn(x, t)
 
         terms = jnp.asarray(self.run(counted, schedule, x, draws, dict(self.setting)))
@@ -199,7 +199,7 @@ class WholeTemplate:
     columns: int
 
     def __call__(self, *values: Any) -> Whole:
-        """The attack at these values."""
+        """Return the attack at these values."""
         setting = (*self.fixed, *zip(self.names, values))
         return Whole(self.attack, setting, self.run, self.cost, self.columns, jitted=True)
 
@@ -228,8 +228,8 @@ class Attack:
       rule: how terms become a score.
       recipe: the model calls of a setting and how terms follow from them, by which attacks share queries.
       family: whose attack it is: "DIME", or that of a baseline such as "PIA"; its own name if empty.
-      traceable: for an attack without recipe, whether `run` may be compiled. It then sees tracers for the images, and
-        for t and all floats of its setting.
+      traceable: for an attack without a recipe, whether `run` may be compiled. It then sees tracers for the images,
+        and for t and all floats of its setting.
       conditions: names of the conditions that a model must offer to be asked (`Denoiser.conditions`).
       positive: whether the score is positive by construction, so that difficulty multiplies: its logarithm is what
         statistics of the picture are fitted to.
@@ -268,11 +268,11 @@ class Attack:
 
     @property
     def heading(self) -> str:
-        """The title, and the family where the title does not begin with it."""
+        """Return the title, with the family if the title does not begin with it."""
         return self.title if self.title.startswith(self.family) else f"{self.title}, {self.family}"
 
     def settings(self, profile: str, tier: int | None = None) -> list[Setting]:
-        """The grid of a profile, at one query tier."""
+        """Return the grid of a profile, at one query tier."""
         validate.check_choice(profile, tuple(self.grids), "profile")
         if not self.tiers:
             return list(self.grids[profile])
@@ -281,7 +281,7 @@ class Attack:
         return [{**setting, "q": tier} for setting in self.grids[profile]]
 
     def _whole(self, setting: Setting) -> Recipe:
-        """All of the attack as a single call."""
+        """Return the whole attack as a single call."""
         values, columns = tuple(sorted(setting.items())), len(self.signs)
         whole = Whole(self.name, values, self.run, self.queries(setting), columns, self.traceable)
         readings = tuple(Reading(whole, f"column_{i}") for i in range(columns))
@@ -289,18 +289,18 @@ class Attack:
 
 
 def row_label(attack: str, queries: int) -> str:
-    """ "attack@queries": how one row of the results is called."""
+    """Return "attack@queries", the label of a row of the results."""
     return f"{attack}@{queries}"
 
 
 def draw_numbers(setting: Setting) -> range:
-    """0 … q - 1: the draws of a setting at its query tier."""
+    """Return 0 … q - 1: the draws of a setting at its query tier."""
     validate.check_at_least(setting["q"], 1, "q")
     return range(int(setting["q"]))
 
 
 def grid(**axes: Sequence[int | float]) -> list[Setting]:
-    """All combinations of the given values, the last axis running fastest."""
+    """Return all combinations of the given values, the last axis running fastest."""
     mesh = np.meshgrid(*axes.values(), indexing="ij")
     columns = [[value.item() for value in np.asarray(axis).ravel()] for axis in mesh]
     return [dict(zip(axes, row)) for row in zip(*columns)]

@@ -80,7 +80,7 @@ class Call:
     """One batched model call.
 
     Attributes:
-      needs_source: names of the numbers (or "state") that cannot be had without the source's state.
+      needs_source: names of the numbers (or "state") that cannot be computed without the source's state.
       condition: name of the condition under which the model is asked, of those it offers (`Denoiser.conditions`).
     """
 
@@ -94,7 +94,7 @@ class Call:
 
     @property
     def queries(self) -> int:
-        """What it costs per image: 1, or 0 if it has no `query` of its own."""
+        """What the call costs per image: 1, or 0 if it has no `query` of its own."""
         return int(type(self).query is not Call.query)
 
     @property
@@ -104,7 +104,7 @@ class Call:
 
     @property
     def template(self) -> "Callable[..., Call]":
-        """What makes the call from its arguments; a program is compiled for each."""
+        """What makes the call from its arguments; one program is compiled per template."""
         return type(self)
 
     @property
@@ -113,7 +113,7 @@ class Call:
         return dataclasses.astuple(self)
 
     def check(self, schedule: NoiseSchedule) -> None:
-        """Require parameters that the schedule has: here t, of calls that have one."""
+        """Require parameters that fit the schedule: here t, if the call has one."""
         validate.check_timestep(getattr(self, "t", 0), schedule.num_steps)
 
     def start(self, x: Array) -> PyTree:
@@ -174,15 +174,15 @@ class Call:
 
 
 def query_of(call: Call, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree) -> Query:
-    """Return what a call asks that says it does; arguments as in `Call.query`."""
+    """Return the query of a call that declares to make one; arguments as in `Call.query`."""
     asked = call.query(schedule, x, drawn, given)
     if asked is None:
-        raise ValueError(f"{type(call).__name__} must ask {call.queries} query per image, as it says, got none")
+        raise ValueError(f"{type(call).__name__} must make {call.queries} query per image, as it declares, got none")
     return asked
 
 
 def evaluate(eps_fn: EpsFn, asked: Query) -> Array:
-    """Make one model call: B queries."""
+    """Ask the model once: B queries."""
     eps = jnp.asarray(eps_fn(asked.x, asked.t))
     if eps.shape != asked.x.shape:
         raise ValueError(f"eps_fn must return shape {list(asked.x.shape)}, got {list(eps.shape)}")

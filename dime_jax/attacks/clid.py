@@ -1,4 +1,4 @@
-"""CLiD: how much a caption helps the model to predict the noise, against its parts and none (Zhai et al. 2024)."""
+"""CLiD: how much more a caption helps to predict the noise than its parts or no caption do (Zhai et al. 2024)."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ _OWN, *_REDUCED = range(len(TEXT_CONDITIONS))
 class Told(AtNoise):
     """ε(√ᾱ x + σ ξ_index, t) under condition number `place` of `TEXT_CONDITIONS`.
 
-    It is a number and not a name, so that all conditions share a program.
+    The place is a number, not a name, so that all conditions share a program.
     The noise is the same under every condition: differences between conditions are the captions' alone.
     """
 
@@ -30,7 +30,7 @@ class Told(AtNoise):
 
     @property
     def condition(self) -> str:  # type: ignore[override]
-        """Its name."""
+        """The name of the condition."""
         return TEXT_CONDITIONS[self.place]
 
     def reduce(

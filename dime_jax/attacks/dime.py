@@ -49,7 +49,7 @@ class DimeStats(NamedTuple):
     std_trace: float
 
     def of_terms(self) -> TermStats:
-        """The same, term by term."""
+        """The same numbers, term by term."""
         return TermStats((self.mean_sq, self.mean_trace), (self.std_sq, self.std_trace))
 
 
@@ -69,7 +69,7 @@ class Scaled(Call):
     def reduce(
         self, schedule: NoiseSchedule, x: Array, drawn: Arrays, given: PyTree, asked: Query, eps: Array, mask: Mask
     ) -> Answer:
-        """No numbers."""
+        """Return no numbers."""
         return Answer(eps, {})
 
 
@@ -224,7 +224,7 @@ def dime_score(terms: DimeTerms, phi: ArrayLike, stats: DimeStats | None = None)
 
 
 def theory_phi(sigma: ArrayLike) -> Array:
-    """Return the population-exact angle -atan σ_t, for raw (not standardised) terms: no calibration of φ at all."""
+    """Return the population-exact angle -atan σ_t, for raw (not standardised) terms: φ needs no calibration."""
     return -jnp.arctan(jnp.asarray(sigma))
 
 

@@ -1,6 +1,6 @@
-"""The level alone, in other norms: one query of DIME's, its answer read by an l4 norm or with low frequencies first.
+"""The level alone, in other norms: the answer to one DIME query, in the l4 norm or with more weight on low frequencies.
 
-Everything here reads answers that DIME asks for, so it costs nothing beside DIME.
+Everything here reads answers that DIME asks for, so it costs nothing when DIME runs too.
 """
 
 import dataclasses

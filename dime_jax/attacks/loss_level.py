@@ -1,4 +1,4 @@
-"""Loss and level: three queries by which an audit decides that knows no member.
+"""Loss and level: the three queries by which an audit without known members decides.
 
 With ξ₀, ξ₁ two noises, z one sign probe, and y = √ᾱ x + σξ,
 
@@ -6,13 +6,24 @@ With ξ₀, ξ₁ two noises, z one sign probe, and y = √ᾱ x + σξ,
     b   = log ‖ε(√ᾱ x + γσ z)‖             σ ≈ 0.173, γ = 0.1: the level, where they betray small ones
 
 From each, what a pile of images explains without labels is taken out (`evidence.difficulty`): by statistics of the
-picture, and from ℓ_k also by how far two classical denoisers of the *same* noisy image are from the truth, which know
-the draw. The residuals, in standard deviations over the pile, are combined by how well the two losses agree,
+picture, and from ℓ_k also by how far two classical denoisers of the *same* noisy image are from the truth, which have
+the same luck of the draw. The residuals, in standard deviations over the pile, are combined by how well the two losses
+agree,
 
     score = ρ³ (ℓ₀ + ℓ₁)/2 + (1 - ρ)³ b,     ρ = correlation of ℓ₀ and ℓ₁ over the pile, clipped to [0, 1]
 
 (`rules.Agreement`). Where the luck of the draw drowns the loss, ρ is small and the level takes over: ρ was 0.27 to 0.42
 for models of 8 x 8 digits and 0.67 to 0.75 for models of CIFAR-10.
+
+Beside a reference (a second model, whose answer to the same query with the same noise is taken out, too) one draw of
+the loss is enough, since the reference has the luck of it out already, and the loss decides where it is known sharply,
+
+    score = u r₀/s₀ + (1 - u) b/s_b,     u = 1/(1 + (s₀/0.06)²),     s: standard deviations over the pile
+
+(`rules.FirstIfSharp`): s₀ was 0.02 to 0.06 for models of CIFAR-10 beside others of their kind, 0.005 to 0.02 for
+fine-tunes beside their base, and 0.12 on digits, where the level takes over. Its constant was found on one model of
+CIFAR-10 that was trained for that, on the shipped model of the digits and on fine-tunes of one more model (seed 22 of
+docs/results), and is frozen.
 
 The form, its powers, the noise levels and the denoisers' constants were found on the kept models of CIFAR-10 and of the
 digits (docs/results) and on public SecMI scores of CIFAR-10, and are frozen: what they achieve on those says less than
@@ -33,7 +44,7 @@ from dime_jax.attacks.base import Attack, Reading, Recipe, Setting, row_label, r
 from dime_jax.attacks.calls import Answer, Arrays, Call, Mask, Noisy, check_draws, images, norm
 from dime_jax.attacks.dime import FAMILY, Probe
 from dime_jax.attacks.level import planes
-from dime_jax.attacks.rules import Agreement, EqualFactors, Terms
+from dime_jax.attacks.rules import Agreement, FirstIfSharp, Terms
 from dime_jax.core.denoiser import BESIDE, OWN, PRECISION, EpsFn
 from dime_jax.core.draws import Draw
 from dime_jax.core.schedule import NoiseSchedule, per_image
@@ -64,7 +75,7 @@ def threshold_blocks(y: ArrayLike, sigma: ArrayLike) -> Array:
     rows, columns = _blocks(y.shape[1]), _blocks(y.shape[2]).reshape(-1, y.shape[2])
     limit = _THRESHOLD * per_image(sigma, y)
 
-    def add(total: Array, row: Array) -> tuple[Array, None]:  # one row of blocks at a time, for the memory's sake
+    def add(total: Array, row: Array) -> tuple[Array, None]:  # one row of blocks at a time, to save memory
         found = jnp.einsum("ui,bijc,vj->buvc", row, coloured, columns, precision=PRECISION)
         kept = jnp.where(jnp.abs(found) > limit, found, 0)
         return total + jnp.einsum("ui,buvc,vj->bijc", row, kept, columns, precision=PRECISION), None
@@ -188,7 +199,7 @@ def loss_level(
 
 
 def setting_for(schedule: NoiseSchedule) -> Setting:
-    """The setting whose noise levels are nearest to those of the frozen rule."""
+    """Return the setting whose noise levels are nearest to those of the frozen rule."""
     return _setting(schedule.timestep_at(LOSS_SIGMA), schedule.timestep_at(LEVEL_SIGMA))
 
 
@@ -199,12 +210,12 @@ def beside_recipe(setting: Setting) -> Recipe:
 
 
 def on_schedule(setting: Setting, schedule: NoiseSchedule) -> Setting:
-    """The grid's setting, which is for the usual schedule, at the same noise levels of this one; others as they are."""
+    """Return the grid's setting, made for the usual schedule, at the noise levels of this one; others unchanged."""
     return setting_for(schedule) if setting == _USUAL else setting
 
 
 def _setting(t_loss: int, t_level: int, gamma: float = GAMMA) -> Setting:
-    """A setting by names of its own: no grid that someone gives for "t" or "gamma" changes a fixed rule."""
+    """Name the setting in its own way, so that no grid given for "t" or "gamma" changes a fixed rule."""
     return {"t_loss": int(t_loss), "t_level": int(t_level), "gamma_level": gamma}
 
 
@@ -243,7 +254,7 @@ ATTACKS = (
         grids={profile: [_USUAL] for profile in ("paper", "quick", "light")},
         recipe=beside_recipe,
         signs=(1, 1),
-        rule=EqualFactors(covariates=((), ())),
+        rule=FirstIfSharp(0.06, covariates=((), ())),
         family=FAMILY,
         conditions=(OWN, BESIDE),
     ),

@@ -61,13 +61,13 @@ def load_attack_module(path: str | os.PathLike[str]) -> Loaded:
 
 
 def files_of(names: Iterable[str]) -> dict[str, str]:
-    """Of the attacks that come from such files, by name, the digest of the file."""
+    """Return the digest of the file of each of these attacks that comes from one, by the attack's name."""
     loaded = {name: file.digest for file in _LOADED.values() for name in file.names}
     return {name: loaded[name] for name in sorted(set(names) & loaded.keys())}
 
 
 def describe_module(path: str | os.PathLike[str] | None) -> ModuleFacts | None:
-    """What a run writes down of the file that its attacks come from, for `load_again`."""
+    """Return what a run records about the file that its attacks come from, for `load_again`."""
     if path is None:
         return None
     file = pathlib.Path(path).resolve()
@@ -75,7 +75,7 @@ def describe_module(path: str | os.PathLike[str] | None) -> ModuleFacts | None:
 
 
 def load_again(module: ModuleFacts | None, directory: pathlib.Path) -> list[str]:
-    """Run the file that a finished run in `directory` names, if this is safe; else a warning that says why not.
+    """Run the file that a finished run in `directory` names, if this is safe; else return a warning that says why not.
 
     A directory may come from a stranger, and must not make us run what it brings along or points to: the file has to be
     the one that the run had, outside the directory, and our own. Without it, the run's numbers follow from its score
@@ -92,7 +92,7 @@ def load_again(module: ModuleFacts | None, directory: pathlib.Path) -> list[str]
 
 
 def _why_not(file: pathlib.Path, digest: str, directory: pathlib.Path) -> str | None:
-    """Why a file that a finished run names is not run, if there is a reason."""
+    """Say why a file that a finished run names must not be run; None if it may."""
     if not file.is_absolute() or not file.is_file():
         return "it is not there"
     if file.resolve().is_relative_to(directory.resolve()):
@@ -105,7 +105,7 @@ def _why_not(file: pathlib.Path, digest: str, directory: pathlib.Path) -> str | 
 
 
 def _execute(file: pathlib.Path, source: bytes) -> None:
-    """Run a file as a module of its own: these bytes of it, and no bytecode that was cached for others."""
+    """Run exactly these bytes of a file as a module of its own, never bytecode that was cached for others."""
     module = types.ModuleType(f"dime_jax_attack_module_{digests.digest(os.fsencode(file))}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # dataclasses look their module up

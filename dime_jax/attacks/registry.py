@@ -17,13 +17,13 @@ def register_attack(attack: Attack, *, replace: bool = False) -> Attack:
 
 
 def get_attack(name: str) -> Attack:
-    """The registered attack of that name."""
+    """Return the registered attack of that name."""
     validate.check_choice(name, attack_names(), "attack")
     return _REGISTRY[name]
 
 
 def attack_names(conditions: Collection[str] | None = None) -> tuple[str, ...]:
-    """All registered names, ours first: baselines, then DIME's; or those for models that offer these conditions."""
+    """List the registered names, ours first (baselines, then DIME's), or those that these conditions suffice for."""
     if conditions is None:
         return tuple(_REGISTRY)
     return tuple(name for name, attack in _REGISTRY.items() if set(attack.conditions) <= set(conditions))

@@ -18,6 +18,7 @@ from dime_jax.data.pairs import Pair
 # Terms [columns, n], or what is computed from them: NumPy in, NumPy out.
 Terms: TypeAlias = jax.Array | np.ndarray
 TermPair = Pair[np.ndarray]  # an attack's terms at one setting, [columns, n]
+_ROUNDING = 1e-6  # of the logarithm of a reading, which is a norm in float32
 
 
 class TermStats(NamedTuple):
@@ -27,7 +28,7 @@ class TermStats(NamedTuple):
     std: tuple[float, ...]
 
     def standardize(self, terms: Terms) -> list[Terms]:
-        """Each term in standard deviations from its mean."""
+        """Return each term in standard deviations from its mean."""
         return [(term - mean) / std for term, mean, std in zip(terms, self.mean, self.std)]
 
 
@@ -51,7 +52,7 @@ class Rule:
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights to choose from; `terms` are those of the calibration half, standardised if the rule says so."""
+        """Return the weights to choose from; `terms` are those of the calibration half, standardised if necessary."""
         raise NotImplementedError
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
@@ -64,7 +65,7 @@ class Single(Rule):
     """The only term is the score."""
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """One."""
+        """Return the weight 1."""
         del schedule, setting, terms
         return [Weights((1.0,), {})]
 
@@ -85,7 +86,7 @@ class Angles(Rule):
     standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """One pair for each angle."""
+        """Return one pair for each angle."""
         del terms
         return [at_angle(phi) for phi in self.angles(schedule, setting)]
 
@@ -111,7 +112,7 @@ class Agreement(Rule):
     standardize: bool = True
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights of the terms as they are; covariates have none."""
+        """Return the weights of the terms as they are; covariates have none."""
         del schedule, setting
         pooled = np.concatenate(terms, axis=1)
         rho = agreement(pooled)
@@ -119,39 +120,45 @@ class Agreement(Rule):
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
         """Return ρ³/2, ρ³/2 and (1 - ρ)³, each over its residuals' standard deviation; 0 if they do not vary."""
-        deviations = np.sqrt(np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1))
+        deviations = _deviations(residuals)
         shares = np.array(_shares(agreement(residuals)))
         return np.divide(shares, deviations, out=np.zeros(3), where=deviations > 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class EqualFactors(Rule):
-    """Logarithms of several readings, each weighed by the precision of what is left of it.
+class FirstIfSharp(Rule):
+    """Logarithms of two readings: the first decides where it is known sharply, the second elsewhere.
 
-    If training lowers every reading by the same factor, and what is left is noise on its own, then Σ_i r_i / Var r_i
-    tells members best. No label is used, and the order of the images does not matter, to the bit.
+    score = u r₀/s₀ + (1 - u) r₁/s₁,  u = 1/(1 + (s₀/τ)²)
+
+    where r are the terms, or what is left of them once something is taken out, and s their standard deviations over all
+    images alike (`mix`). Of a logarithm, s₀ says which change by a factor can be told from noise. No label is used, and
+    the order of the images does not matter, to the bit.
 
     Attributes:
+      sharp: τ.
       covariates: as in `Rule`.
     """
 
+    sharp: float
     covariates: tuple[tuple[int, ...], ...] = ()
 
     def weights(self, schedule: NoiseSchedule, setting: Mapping[str, int | float], terms: TermPair) -> list[Weights]:
-        """The weights of the terms as they are."""
+        """Return the weights of the terms as they are."""
         del schedule, setting
         return [Weights(tuple(self.mix(np.concatenate(terms, axis=1)).tolist()), {})]
 
     def mix(self, residuals: np.ndarray) -> np.ndarray:
-        """Return 1 / Var r_i; 0 for one that does not vary."""
-        if not residuals.shape[1]:
-            return np.ones(len(residuals))
-        variances = np.sort(_centred(residuals) ** 2, axis=1).mean(axis=1)
-        return np.divide(1.0, variances, out=np.zeros(len(variances)), where=variances > 0)
+        """Return u/s₀ and (1 - u)/s₁; 0 for a reading that does not vary, and all to the other one."""
+        deviations = _deviations(residuals)
+        deviations = np.where(deviations > _ROUNDING, deviations, 0.0)
+        share = 1 / (1 + (deviations[0] / self.sharp) ** 2) if deviations[0] > 0 else 0.0
+        shares = np.array([share, 1 - share])
+        return np.divide(shares, deviations, out=np.zeros(2), where=deviations > 0)
 
 
 def agreement(rows: np.ndarray) -> float:
-    """Correlation of the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
+    """Correlate the first two rows [c, n], clipped to [0, 1]; 0 where one does not vary, NaN without images."""
     if not rows.shape[1]:
         return float("nan")
     first, second = _centred(rows[:2])
@@ -161,14 +168,22 @@ def agreement(rows: np.ndarray) -> float:
 
 
 def _shares(rho: float) -> tuple[float, float, float]:
-    """The weights of two rows that agree by ρ, and of the third; as for ρ = 1/2 where that is unknown."""
+    """Return the weights of two rows that agree by ρ, and of the third; those for ρ = 1/2 if ρ is unknown."""
     rho = 0.5 if np.isnan(rho) else rho
     return rho**3 / 2, rho**3 / 2, (1 - rho) ** 3
 
 
+def _deviations(rows: np.ndarray) -> np.ndarray:
+    """The standard deviation of each row [c, n]; 0 if it is rounding, 1 without images."""
+    if not rows.shape[1]:
+        return np.ones(len(rows))
+    deviations = np.sqrt(np.sort(_centred(rows) ** 2, axis=1).mean(axis=1))
+    return np.where(deviations > 1e-12 * np.abs(rows).max(axis=1), deviations, 0.0)
+
+
 def _centred(rows: np.ndarray) -> np.ndarray:
-    """Each row [c, n] minus its mean; the sum runs in sorted order."""
-    rows = np.asarray(rows, np.float64)
+    """Subtract from each row [c, n] its mean; the sum runs in sorted order, and along rows that are laid out alike."""
+    rows = np.ascontiguousarray(rows, np.float64)
     return rows - np.sort(rows, axis=1).mean(axis=1, keepdims=True)
 
 

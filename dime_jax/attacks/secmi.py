@@ -49,7 +49,7 @@ class Walk(Call):
         return Walk(self.k, self.n - 1) if self.n > 1 else Raw(0)
 
     def check(self, schedule: NoiseSchedule) -> None:
-        """Require hops forward, to a place that the schedule has."""
+        """Require a hop forward, to a place that the schedule has."""
         validate.check_at_least(self.k, 1, "k")
         validate.check_timestep(self.k * self.n, schedule.num_steps, "the step after t_sec's last")
 

@@ -51,7 +51,7 @@ def sima_mc(
     validate.check_choice(average, ("norms", "vector"), "average")
     noise = check_draws(noise, x, "noise")
     draws, calls = Given(noise), [Noisy(t, n) for n in range(len(noise))]
-    # A call that starts from no other leaves its own response as the sum.
+    # A call that does not start from another leaves its own response as the sum.
     responses = (call.ask(eps_fn, schedule, x, draws).state for call in calls)
     if average == "vector":
         return norm(sum(responses) / len(calls), p)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Source
 from dime_jax.loading.conversion import NO_OPTIONS, NO_USE_OPTIONS, ConversionOptions, UseOptions
 from dime_jax.protocol.facts import Settings
-from dime_jax.protocol.options import NO_REFERENCE, PROFILES, AuditOptions, OutputOption, Profile
+from dime_jax.protocol.options import NO_REFERENCE, PROFILES, SMALL, TRAIN, AuditOptions, OutputOption, Profile
 from dime_jax.remote.options import NO_REMOTE_OPTIONS, RemoteOptions
 from dime_jax.scoring import planning
 
@@ -57,7 +58,9 @@ class AuditConfig(AuditOptions, OutputOption):
             raise ValueError("images and split must be given together")
         if self.images is not None and (self.members is not None or self.heldout is not None):
             raise ValueError("name the images by members and heldout, or by images and split")
-        if self.reference_lora and self.reference is None and not self.use.lora:
+        if self.trains_reference and not re.fullmatch(rf"{TRAIN}[1-9]\d{{0,8}}(:{SMALL})?", str(self.reference)):
+            raise ValueError(f"reference must be {TRAIN}N or {TRAIN}N:{SMALL} to train one, got {self.reference!r}")
+        if self.reference_lora and (self.trains_reference or not self.has_reference):
             raise ValueError("reference_lora needs a reference to merge it into")
         if self.variations and self.options.budget.per_image is not None:
             raise ValueError("variations cannot be combined with a limit on queries per image: they are further images")
@@ -114,6 +117,21 @@ class AuditConfig(AuditOptions, OutputOption):
     def has_reference(self) -> bool:
         """Whether a second model is asked: a named one, or the base of a LoRA."""
         return self.reference != NO_REFERENCE and (self.reference is not None or bool(self.use.lora))
+
+    @property
+    def trains_reference(self) -> bool:
+        """Whether the reference is trained first, on some of the held-out images."""
+        return isinstance(self.reference, str) and self.reference.startswith(TRAIN)
+
+    @property
+    def reference_images(self) -> int:
+        """How many held-out images a reference is trained on first."""
+        return int(str(self.reference).split(":")[1]) if self.trains_reference else 0
+
+    @property
+    def reference_size(self) -> str:
+        """The size of the network that is trained on them."""
+        return SMALL if str(self.reference).endswith(f":{SMALL}") else "same"
 
     def left_out(self, conditions: Collection[str] = (OWN,)) -> list[str]:
         """What is not asked because it costs too many queries, in one line for each attack."""

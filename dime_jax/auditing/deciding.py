@@ -99,7 +99,7 @@ def _far_levels(schedule: NoiseSchedule, setting: Setting) -> str:
     """What to add of a model whose timesteps are far from the noise levels that the fixed rule was made for."""
     meant = np.array([LOSS_SIGMA, LEVEL_SIGMA])
     found = np.array([float(schedule.sigma(int(setting[name]))) for name in ("t_loss", "t_level")])
-    if np.all(np.abs(np.log(found / meant)) < np.log(1.25)):
+    if not any(planning.is_far(*pair) for pair in zip(meant, found)):
         return ""
     words = (" and ".join(f"{level:.2g}" for level in levels) for levels in (meant, found))
     return "; it was made for noise levels of {}, the nearest of this model are {}".format(*words)

@@ -43,7 +43,9 @@ def compare(config: AuditConfig, after: str | os.PathLike[str] | Denoiser) -> Au
     if config.reference is not None or config.reference_lora:
         raise ValueError("a comparison takes no reference: the models before and after are compared with each other")
     if config.use.lora:
-        raise ValueError("lora would be merged into both models that are compared: convert the model that has it first")
+        raise ValueError(
+            "lora would be merged into both models that are compared: name models that hold theirs already"
+        )
     models = open_compared(config, after)
     _check_models(*(model.denoiser for model in models))
     images = open_images(config, models[0].denoiser)

@@ -7,6 +7,7 @@ import numpy as np
 
 from dime_jax import data
 from dime_jax.auditing.config import AuditConfig
+from dime_jax.auditing.models import trained_on
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data import Halves, Source, Split
 from dime_jax.data.role_checks import CheckedImages, check_roles
@@ -30,21 +31,24 @@ def open_images(config: AuditConfig, denoiser: Denoiser) -> CheckedImages:
     # But candidates are compared with every held-out image there is: each makes their p-values finer.
     halved = len(roles.split.member) and None not in half_sizes
     enough = 2 * max(size for size in half_sizes if size is not None) if halved else None
-    split = Split(
-        _draw(roles.split.member, enough, config.seed),
-        _draw(roles.split.heldout, None if every and len(roles.candidates) else enough, config.seed),
-    )
+    heldout = None if enough is None or (every and len(roles.candidates)) else enough + config.reference_images
+    split = Split(_draw(roles.split.member, enough, config.seed), _draw(roles.split.heldout, heldout, config.seed))
     images = _check(config, denoiser, roles._replace(split=split))
     _check_counts(images.split, members_known=len(split.member) > 0)
     return images
 
 
 def open_as_given(config: AuditConfig, denoiser: Denoiser) -> tuple[CheckedImages, Halves]:
-    """The images of a run that keep the roles they were given, copies or not, and their halves, which are checked."""
+    """The images of a run that keep the roles they were given, copies or not, and their halves, which are checked.
+
+    What the reference was trained on is held out no more.
+    """
     roles = _open(config, denoiser)
     halves = cut(config, roles.split, roles.source, roles.source.identities)
     images = _check(config, denoiser, roles._replace(split=halves.together()), as_given=True)
-    return images._replace(split=roles.split), halves
+    dropped = np.setdiff1d(halves.together().heldout, images.split.heldout)
+    split, *kept = (Split(one.member, one.heldout[~np.isin(one.heldout, dropped)]) for one in (roles.split, *halves))
+    return images._replace(split=split), Halves(*kept)
 
 
 def cut(config: AuditConfig, split: Split, source: Source, groups: np.ndarray | None) -> Halves:
@@ -70,9 +74,11 @@ def _open(config: AuditConfig, denoiser: Denoiser) -> Roles:
 
 def _check(config: AuditConfig, denoiser: Denoiser, roles: Roles, as_given: bool = False) -> CheckedImages:
     named = [role for role in roles.by_name() if getattr(config, role) is not None]
-    return check_roles(
-        roles, denoiser.image_shape, config.directory, named=named, groups=config.groups, as_given=as_given
+    apart, unknown = trained_on(config)
+    images = check_roles(
+        roles, denoiser.image_shape, config.directory, named=named, groups=config.groups, as_given=as_given, apart=apart
     )
+    return images._replace(warnings=[*images.warnings, *unknown])
 
 
 def _folder(config: AuditConfig) -> pathlib.Path | None:

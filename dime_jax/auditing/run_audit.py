@@ -22,6 +22,7 @@ from dime_jax.auditing.config import AuditConfig
 from dime_jax.auditing.deciding import Decision, decide
 from dime_jax.auditing.images import open_images
 from dime_jax.auditing.models import open_models
+from dime_jax.auditing.reference import train_beside
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.data.role_checks import CheckedImages
 from dime_jax.data.variations import VARIATIONS, varied
@@ -36,6 +37,7 @@ from dime_jax.protocol.blind import Blind, fit_blind, fit_caption_baseline
 from dime_jax.protocol.facts import AuditFacts, Environment, HalfCounts, ImageCounts, ModelFacts, RunFacts
 from dime_jax.protocol.record import Record, candidates_place, read_known, variations_place
 from dime_jax.report import html
+from dime_jax.scoring.query_ledger import REFERENCE
 
 
 class AuditResult(NamedTuple):
@@ -58,8 +60,11 @@ def audit(config: AuditConfig) -> AuditResult:
       ValueError: in one line, for anything in the settings, model or images that makes the audit impossible or its
         result meaningless.
     """
-    model, reference = opened = open_models(config)
+    model, reference = open_models(config)
     images = open_images(config, model.denoiser)
+    if config.trains_reference:
+        images, reference = train_beside(config, model, images)
+    opened = model, reference
     config.options.say(_introduction(opened, images))
     begin(config, model.denoiser, images)
     hooks = scoring.Hooks(on_rate=cost.eta_hook(config, images, model.denoiser))
@@ -101,8 +106,11 @@ def _write_record(
         calibration=None if halves is None else HalfCounts(*halves.calibration.sides.map(len)),
         test=None if halves is None else HalfCounts(*halves.test.sides.map(len)),
     )
-    noisy = identity.noise_warnings(config.directory, model.denoiser.fingerprint)
-    beside_it = None if reference is None else describe_model(reference)
+    noisy, beside_it = identity.noise_warnings(config.directory, model.denoiser.fingerprint), None
+    if reference is not None:
+        beside_it = describe_model(reference)
+        theirs = identity.noise_warnings(config.directory / REFERENCE, reference.denoiser.fingerprint)
+        noisy += [f"reference: {line}" for line in theirs]
     facts = AuditFacts(
         **vars(dataclasses.replace(shared, images=counts, reference=beside_it)),
         grid_size=1 if halves is None else len(stages.read_jobs(config.directory)),

@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dime_jax._util import validate
+from dime_jax._util.allocator import returnable
 from dime_jax._util.typing import PyTree
 from dime_jax.core.draws import Draws, id_numbers
 from dime_jax.core.schedule import NoiseSchedule
@@ -27,7 +28,7 @@ OWN = "own"  # the name of an image's own condition
 EMPTY = "empty"  # of text-conditioned models: the empty caption
 PARTS = ("part_1", "part_2", "part_3")  # and the image's own, cut in three
 TEXT_CONDITIONS = (OWN, *PARTS, EMPTY)
-BESIDE = "beside a reference"  # not of a model, but of a run that has a second one
+BESIDE = "beside a reference"  # offered by a run that has a second model, not by a model
 
 # (x, t) -> eps
 EpsFn = Callable[[jax.Array, ArrayLike], jax.Array]
@@ -55,7 +56,7 @@ class QueryCounter:
 
 
 class Requests(NamedTuple):
-    """How a hosted model takes its queries: at most so many images in a request, and so many requests at a time."""
+    """How a hosted model takes its queries: the most images in a request, and the most requests in flight."""
 
     images: int
     in_flight: int
@@ -126,7 +127,8 @@ class Denoiser:
     def params(self) -> PyTree:
         """The weights, read again if they were released; hold them no longer than they are needed."""
         if self._params is None and self._reload is not None:
-            self._params = self._reload()
+            with returnable():
+                self._params = self._reload()
         return self._params
 
     def release(self) -> None:
@@ -136,12 +138,12 @@ class Denoiser:
 
     @property
     def known_by_name_only(self) -> bool:
-        """Whether the fingerprint says nothing of what it computes."""
+        """Whether the fingerprint says nothing about what the model computes."""
         return self.fingerprint == _fingerprint_of_name(self.name)
 
     @property
     def takes_text(self) -> bool:
-        """Whether it is asked with the captions of the images, which are then part of the data."""
+        """Whether the model is asked with the captions of the images, which are then part of the data."""
         return False
 
     @classmethod
@@ -172,14 +174,14 @@ class Denoiser:
         return cls(apply, (), schedule, image_shape, num_classes=num_classes, name=name, traceable=traceable)
 
     def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
-        """Predicted noise for the batch x [B, *shape] at t (scalar or [B]); float32, counted as B queries."""
+        """Predict the noise in the batch x [B, *shape] at t (scalar or [B]); float32, counted as B queries."""
         _refuse_keywords("eps", unknown)
         return self.ask_once(x, t, condition)
 
     def ask_once(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None) -> jax.Array:
-        """What `eps` does, and where a hosted model's `eps` would try again, one attempt: it is counted and may fail.
+        """Do what `eps` does, but try only once where a hosted model's `eps` would retry; the attempt is counted.
 
-        For callers that keep a ledger: what they enter before they call is all that is asked.
+        For callers that keep a ledger: nothing is asked beyond what they enter before the call.
         """
         x = jnp.asarray(x)
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -196,18 +198,18 @@ class Denoiser:
         return self._check_answer(answer, x.shape).astype(x.dtype)
 
     def wait_turn(self, images: int, stop: threading.Event) -> None:
-        """Wait until so many images may be asked about, or until `stop` is set; for hosted models only.
+        """Wait until `images` images may be asked about, or until `stop` is set; for hosted models only.
 
         Callers of `ask_once` call it first, before they enter the queries anywhere.
         """
 
     def eps_fn(self, condition: PyTree = None, **unknown: Never) -> EpsFn:
-        """The function eps_fn(x, t) that attacks take, with the conditions of the batch bound to it."""
+        """Return the function eps_fn(x, t) that attacks take, with the conditions of the batch bound to it."""
         _refuse_keywords("eps_fn", unknown)
         return lambda x, t: self.eps(x, t, condition)
 
     def encode(self, pixels: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array:
-        """Images [B, *image_shape] in the model's own space [B, *shape]; no query, and the identity for pixel models.
+        """Map images [B, *image_shape] into the model's own space [B, *shape]; no query, the identity for pixel models.
 
         Args:
           pixels: on the [-1, 1] scale.
@@ -221,11 +223,11 @@ class Denoiser:
         numbers = id_numbers(range(len(pixels)) if ids is None else ids)
         with jax.default_matmul_precision(PRECISION):
             x = encoder(self.encode_fn)(self.params, pixels, jax.random.key(seed), numbers)
-        validate.check_shape(x, (len(pixels), *self.shape), f"what {self.name} encodes")
+        validate.check_shape(x, (len(pixels), *self.shape), f"the latents of {self.name}")
         return x
 
     def mask(self, x: ArrayLike, *, ids: Sequence[str | int] | None = None, seed: int = 0) -> jax.Array | None:
-        """Which coordinates of each x count in the norms of the attacks, bool [B, *shape]; None if all do; no query.
+        """Return which coordinates of each x count in the norms of the attacks, bool [B, *shape]; None if all do.
 
         Args:
           x: [B, *shape], as `encode` gives them.
@@ -241,7 +243,7 @@ class Denoiser:
             return masker(self.mask_fn)(self.params, x, jax.random.key(seed), numbers)
 
     def embed(self, captions: Sequence[str]) -> PyTree:
-        """The condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
+        """Return the condition of text-conditioned models, a pytree of arrays [B, ...], from B captions; no query."""
         if self._embed is None:
             raise ValueError(f"{self.name} takes no text, so it cannot embed captions")
         return self._embed(self.params, captions)
@@ -259,7 +261,7 @@ class Denoiser:
         return {OWN: None if self.num_classes is None else labels}
 
     def check_condition(self, condition: PyTree, batch: int) -> PyTree:
-        """The condition of so many images as arrays; a single label is that of all of them.
+        """Return the condition of `batch` images as arrays; a single label stands for all of them.
 
         Raises:
           ValueError: in one line, if it is not of the kind that the model takes.
@@ -293,7 +295,7 @@ class Denoiser:
 
 @functools.lru_cache(maxsize=32)
 def encoder(encode: EncodeFn, sharding: jax.sharding.NamedSharding | None = None) -> Callable[..., jax.Array]:
-    """The compiled (params, pixels, key of the run, numbers of the ids) -> x."""
+    """Compile (params, pixels, key of the run, numbers of the ids) -> x."""
 
     def run(params: PyTree, pixels: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
         return encode(params, pixels, Draws(key, ids)).astype(jnp.float32)
@@ -303,7 +305,7 @@ def encoder(encode: EncodeFn, sharding: jax.sharding.NamedSharding | None = None
 
 @functools.lru_cache(maxsize=32)
 def masker(mask: MaskFn, sharding: jax.sharding.NamedSharding | None = None) -> Callable[..., jax.Array]:
-    """The compiled (params, x, key of the run, numbers of the ids) -> bool of x's shape."""
+    """Compile (params, x, key of the run, numbers of the ids) -> bool of x's shape."""
 
     def run(params: PyTree, x: jax.Array, key: jax.Array, ids: jax.Array) -> jax.Array:
         return mask(params, x, Draws(key, ids))
@@ -312,12 +314,12 @@ def masker(mask: MaskFn, sharding: jax.sharding.NamedSharding | None = None) -> 
         return jax.jit(run)
     rows, whole = sharding.spec, jax.sharding.PartitionSpec()
     inputs = (whole, rows, whole, rows)
-    # It may go through the images one by one, which each device does with its own.
+    # It may go through the images one by one; each device does so with its own.
     return jax.jit(jax.shard_map(run, mesh=sharding.mesh, in_specs=inputs, out_specs=rows, check_vma=False))
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """x in floating point, in float32 if it had fewer bits: differences between answers need them."""
+    """Return x in floating point, in float32 if it had fewer bits: differences between answers need them."""
     return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
@@ -331,7 +333,7 @@ def _refuse_keywords(function: str, unknown: Mapping[str, object]) -> None:
 
 
 def _check_labels(labels: ArrayLike | None, batch: int, num_classes: int, name: str) -> jax.Array:
-    """Integer labels [B] in 0..num_classes-1."""
+    """Require labels in 0..num_classes-1, and return them as integers [B]."""
     if labels is None:
         raise ValueError(f"{name} is class-conditional: condition must be a class in 0..{num_classes - 1} per image")
     labels = jnp.broadcast_to(jnp.asarray(labels), (batch,)) if np.ndim(labels) == 0 else jnp.asarray(labels)

@@ -21,7 +21,7 @@ _RADEMACHER, _GAUSSIAN, _LATENT, _PULLBACK = range(4)
 
 
 def id_numbers(ids: Sequence[str | int]) -> Array:
-    """Example ids as uint32: numbers below 2³² as they are, names by their CRC-32."""
+    """Return example ids as uint32: numbers below 2³² as they are, names by their CRC-32."""
     numbers = [i if isinstance(i, (int, np.integer)) else zlib.crc32(i.encode()) for i in ids]
     if numbers and not 0 <= min(numbers) <= max(numbers) < 2**32:
         raise ValueError(f"ids must be from 0 to 2³² - 1, got {min(numbers)} to {max(numbers)}")
@@ -39,7 +39,7 @@ def _draw(key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], stre
 def rademacher(
     key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32
 ) -> Array:
-    """Signs ±1 [B, *shape] for draw number `index` of each example.
+    """Draw signs ±1 [B, *shape], number `index` of each example.
 
     Args:
       key: of the run.
@@ -52,7 +52,7 @@ def rademacher(
 
 
 def gaussian(key: Array, ids: Array, index: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
-    """Standard Gaussian noise [B, *shape] for draw number `index` of each example.
+    """Draw standard Gaussian noise [B, *shape], number `index` of each example.
 
     Args:
       key, ids, index, shape, dtype: as in `rademacher`.
@@ -85,7 +85,7 @@ class Draws:
 
 
 class Randomness(Protocol):
-    """Where an attack has its probes and noises from: `Draws`, or arrays that someone made (`Given`)."""
+    """Where an attack gets its probes and noises from: `Draws`, or arrays that someone made (`Given`)."""
 
     def rademacher(self, index: int, like: Array) -> Array:
         """Sign probe number `index`."""

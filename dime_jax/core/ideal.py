@@ -38,10 +38,10 @@ from dime_jax.core.denoiser import PRECISION, ApplyFn, Denoiser
 from dime_jax.core.schedule import NoiseSchedule, per_image
 
 QUERY_CHUNK = 256  # queries evaluated at a time, and
-CHUNK_ENTRIES = 2**24  # at most so many (query, point) pairs, but never fewer than
+CHUNK_ENTRIES = 2**24  # at most this many (query, point) pairs, but never fewer than
 MIN_CHUNK = 16  # queries: memory beyond the training set is a few arrays of that many pairs
 MAX_LANDMARKS = 128
-DIRECT = (4, 32, 256, 1024)  # so many leading points are evaluated directly: the first of these that is enough
+DIRECT = (4, 32, 256, 1024)  # how many leading points are evaluated directly: the first of these that is enough
 DIRECT_AT_ONCE = 16
 NEGLIGIBLE = 2e-5  # error of a logit times the root of its weight that needs no better evaluation
 FAR_AWAY = 1e12  # coordinates of padding points: their weight underflows to 0
@@ -121,7 +121,7 @@ def _excess_square(v: Array, mean_square: Array) -> Array:
 
 
 def choose_landmarks(points: np.ndarray, most: int = MAX_LANDMARKS, sample: int = 2048) -> np.ndarray:
-    """The origin, and points such that, as far as `most` allows, each point has one at the scale of its neighbourhood.
+    """Choose the origin, and points so that, as far as `most` allows, each point has one near it at its own scale.
 
     Over an even subsample, densest first: a point becomes a landmark if no other lies within four times the distance
     to its own fourth neighbour. So every tight cluster gets one, and points without structure share one.
@@ -204,7 +204,7 @@ def _expanded_logits(points: Points[Array], query: _Query) -> tuple[Array, Array
 
 
 def _direct_count(query: _Query, weights: Array) -> Array:
-    """How many points some query needs evaluated directly, given exp(expanded logits) [B, n] up to a factor.
+    """Return how many points some query needs evaluated directly, given exp(expanded logits) [B, n] up to a factor.
 
     Expanded logits near the query are off by about `error`, independently of each other, so that a point of
     responsibility p moves the mean by error * √p of the cloud's size or less.
@@ -312,7 +312,7 @@ def _cloud(points: Points[Array], schedule: NoiseSchedule, g: Array, t: Array, m
 
 
 def _in_chunks(fn: Callable[[Array, Array], PyTree], g: Array, t: Array, points: int) -> PyTree:
-    """Map fn(g, t) over the batch, so many rows at a time that memory stays bounded for any number of points."""
+    """Map fn(g, t) over the batch, few enough rows at a time that memory stays bounded for any number of points."""
     batch, rows = len(g), min(QUERY_CHUNK, max(MIN_CHUNK, CHUNK_ENTRIES // points))
     if batch <= rows:
         return fn(g, t)

@@ -1,4 +1,4 @@
-"""How XLA is told to compile networks, where its own choice is slow."""
+"""Tell XLA how to compile networks, where its own choice is slow."""
 
 import functools
 
@@ -11,9 +11,9 @@ _ON_CPUS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 @functools.cache
 def network_options() -> dict[str, str] | None:
-    """`compiler_options` of `jax.jit` for a program with a network in it; None where there is nothing to say.
+    """`compiler_options` of `jax.jit` for a program with a network in it; None if there are none.
 
-    A jaxlib that does not know an option would refuse every program, so one is tried first.
+    A jaxlib that does not know an option would refuse every program, so a small one is tried first.
     """
     if jax.default_backend() != "cpu":
         return None

@@ -79,7 +79,7 @@ class _CifarBatch(NamedTuple):
 
 
 def _cifar_files(layout: _CifarLayout, path: pathlib.Path, split: str) -> list[tuple[str, pathlib.Path | bytes, bool]]:
-    """(name, path or bytes, is binary) of the split's files, all of one version."""
+    """Return (name, path or bytes, is binary) of the split's files, all of one version."""
     wanted = layout.files[split]
     contents: Mapping[str, pathlib.Path | bytes]
     if path.is_file():
@@ -224,5 +224,5 @@ def _pick(
 
 
 def _memory_map(file: pathlib.Path) -> np.ndarray:
-    """The file's bytes, read as they are touched (an empty file cannot be mapped)."""
+    """Map the file's bytes, which are read when they are touched (an empty file cannot be mapped)."""
     return np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)

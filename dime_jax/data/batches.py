@@ -42,21 +42,23 @@ class TooManyBadImages(ValueError):
 
 
 def refuse_too_many(count: int, total: int, what: str, why: Callable[[], str]) -> None:
-    """The one rule on images that drop out, whether they cannot be read or the model has no answer: 10 % at most.
+    """Refuse a run in which more than 10 % of the images drop out, unreadable or without an answer.
 
-    Those that are left speak for all only while few are missing.
+    The others speak for all of them only while few are missing.
 
     Args:
-      count: images that dropped out.
-      total: images there were.
-      what: they are called, such as "members that cannot be used".
-      why: gives what follows the count in the message; called only if there are too many.
+      count: how many images dropped out.
+      total: how many there were.
+      what: what to call them, such as "members that cannot be used".
+      why: returns what follows the count in the message; called only if there are too many.
 
     Raises:
       TooManyBadImages: if they are more than MAX_UNUSABLE_FRACTION.
     """
     if count > MAX_UNUSABLE_FRACTION * total:
-        raise TooManyBadImages(f"too many {what}: limit {MAX_UNUSABLE_FRACTION:.0%} of {total}, got {count}{why()}")
+        raise TooManyBadImages(
+            f"too many {what}: must be <= {MAX_UNUSABLE_FRACTION:.0%} of {total}, got {count}{why()}"
+        )
 
 
 class _Pass:
@@ -71,7 +73,7 @@ class _Pass:
         refuse_too_many(len(self.bad), self.total, "images that cannot be used", self._list)
 
     def _list(self) -> str:
-        """A line for each bad image, whatever characters its name has."""
+        """Return a line for each bad image, whatever characters its name has."""
         return " so far:\n" + "\n".join(f"{id!r} {' '.join(reason.split())}" for id, reason in self.bad.items())
 
 
@@ -170,7 +172,7 @@ def try_items(
     *,
     indices: Sequence[int] | np.ndarray | None = None,
 ) -> Iterator[T | Unusable]:
-    """As `map_items`, with the reason in the place of a bad image, however many there are."""
+    """Do as `map_items`, but yield the reason in place of a bad image, however many there are."""
     indices = _check_indices(source, indices)
 
     def one(index: int) -> T | Unusable:
@@ -187,7 +189,7 @@ def try_items(
 
 
 def fingerprint(source: Source, indices: Sequence[int] | np.ndarray | None = None, *, captions: bool = False) -> str:
-    """32 hex digits that change with any id, label or pixel, and not with the order, format or path.
+    """Return 32 hex digits that change with any id, label or pixel, but not with order, format or path.
 
     Images are streamed; bad ones enter by id only.
 
@@ -217,7 +219,7 @@ def fingerprint(source: Source, indices: Sequence[int] | np.ndarray | None = Non
 
 
 def _read_ahead(load: Callable[[int], T], count: int, num_threads: int) -> Iterator[T]:
-    """load(0), load(1), ..., load(count - 1), in order, computed ahead by grain's threads."""
+    """Yield load(0), load(1), ..., load(count - 1), in order, computed ahead by grain's threads."""
     import grain
 
     if count == 0:

@@ -54,7 +54,7 @@ class Captions(NamedTuple):
 
 
 def choose(options: CaptionOptions, count: int, own: Callable[[], list[str]]) -> Captions:
-    """The captions of `count` images as the options say; `own` reads those of the source, or raises ValueError."""
+    """Choose the captions of `count` images by the options; `own` reads those of the source, or raises ValueError."""
     validate.check_choice(options.missing, MISSING, "missing_captions")
     if options.captions is not None:
         validate.check_choice(options.captions, CHOICES, "captions")
@@ -69,7 +69,7 @@ def choose(options: CaptionOptions, count: int, own: Callable[[], list[str]]) ->
 
 
 def complete(found: Mapping[str, str], names: Sequence[str], missing: str, place: str) -> list[str]:
-    """The captions of all names in order; names without one are refused, or get the empty caption."""
+    """Return the captions of all names in order; names without one are refused, or get the empty caption."""
     without = [name for name in names if name not in found]
     if without and missing == "error":
         raise ValueError(
@@ -80,7 +80,7 @@ def complete(found: Mapping[str, str], names: Sequence[str], missing: str, place
 
 
 def reduced_captions(caption: str, parts: int = 3) -> tuple[str, ...]:
-    """What CLiD (Zhai et al. 2024, simple clipping) compares a caption with: its parts, in order, and the empty one.
+    """Return what CLiD (Zhai et al. 2024, simple clipping) compares a caption with: its parts, and the empty one.
 
     Parts are equal numbers of characters, rounded as published, whether that cuts through a word or not; together they
     are the caption. Parts of a caption of fewer characters than parts may be empty.
@@ -98,7 +98,7 @@ def reduced_captions(caption: str, parts: int = 3) -> tuple[str, ...]:
 
 
 def read_folder(root: pathlib.Path, images: Sequence[str], others: Sequence[str], options: CaptionOptions) -> list[str]:
-    """The captions of a folder's images, from its metadata files or from .txt files beside the images.
+    """Return the captions of a folder's images, from its metadata files or from .txt files beside the images.
 
     Args:
       root: the folder.
@@ -127,14 +127,14 @@ def read_folder(root: pathlib.Path, images: Sequence[str], others: Sequence[str]
 
 
 def sidecar_files(images: Iterable[str], others: Iterable[str]) -> dict[str, str]:
-    """The .txt file beside each image that has one: "cats/1.txt" for "cats/1.png"."""
+    """Return the .txt file beside each image that has one: "cats/1.txt" for "cats/1.png"."""
     texts = {name for name in others if name.endswith(SIDECAR_SUFFIX)}
     beside = {image: os.path.splitext(image)[0] + SIDECAR_SUFFIX for image in images}
     return {image: text for image, text in beside.items() if text in texts}
 
 
 def without_captions(images: Iterable[str], others: Sequence[str]) -> list[str]:
-    """Those of the other files of a folder that hold no captions."""
+    """Return those of a folder's other files that hold no captions."""
     texts = set(sidecar_files(images, others).values())
     return [name for name in others if name not in texts and pathlib.PurePosixPath(name).name not in METADATA_FILES]
 
@@ -160,7 +160,7 @@ def _check_inside(root: pathlib.Path, file: str) -> None:
 def _from_metadata(
     root: pathlib.Path, files: Sequence[str], images: Sequence[str], column: str | None
 ) -> dict[str, str]:
-    """Captions by image, of all metadata files that have a column of captions; names in them are relative to them."""
+    """Read captions by image from all metadata files with a column of captions; names in a file are relative to it."""
     found: dict[str, str] = {}
     for file in files:
         _check_inside(root, file)
@@ -181,13 +181,13 @@ def _from_metadata(
 
 
 def read_metadata(file: pathlib.Path, column: str | None = None) -> dict[str, str]:
-    """Captions by file name, from a metadata.jsonl or metadata.csv file; empty if it has no column of captions.
+    """Read captions by file name from a metadata.jsonl or metadata.csv file; empty if it has no column of captions.
 
     Rows whose caption is null, or an empty cell of a CSV file, name no caption. Names are relative paths, as written.
 
     Raises:
       ValueError: for a file that is too large, not UTF-8, or not what its name says; names that are absolute, leave
-        the folder or occur twice; captions that are no text or too long.
+        the folder or occur twice; captions that are not text or are too long.
     """
     try:
         with decoding.open_regular(file, "a text file") as stream:
@@ -223,7 +223,7 @@ def _captions_of_rows(rows: Iterable[_Row], column: str | None) -> dict[str, str
 
 
 def caption_column(columns: Sequence[str], given: str | None) -> str | None:
-    """The column that holds captions: the given one, or "text" or "caption"; None if there is none of these.
+    """Return the column that holds captions: the given one, or "text" or "caption"; None if there is none of these.
 
     Raises:
       ValueError: if both are there.
@@ -272,7 +272,7 @@ def _csv_rows(lines: Iterator[str]) -> Iterator[_Row]:
 
 
 def _lines(stream: Any) -> Iterator[str]:
-    """Lines of a binary file as text, none of them longer than memory can bear."""
+    """Yield the lines of a binary file as text; lines too long for memory are refused."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1

@@ -1,4 +1,4 @@
-"""Encoded image -> uint8 [H, W, 3], refusing what cannot be decoded safely and exactly.
+"""Decode images to uint8 [H, W, 3], and refuse what cannot be decoded safely and exactly.
 
 Pillow by itself decodes a 136 KB PNG of 12000x12000 with no more than a warning, drops the low byte of 16-bit RGB and
 the alpha channel, and shows the first frame of an animation. Each of these is a BadImage here.
@@ -36,8 +36,8 @@ DECODES = get_args(Decode)
 def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np.ndarray:
     """Decode one image file, or its bytes, to uint8 [H, W, 3].
 
-    Always refused, as a BadImage: what is no regular file, formats not in FORMATS, more than MAX_PIXELS pixels (before
-    decoding), truncated or damaged files, more than 8 bits a channel, animations and multi-page files.
+    Always refused, as a BadImage: what is not a regular file, formats not in FORMATS, more than MAX_PIXELS pixels
+    (before decoding), truncated or damaged files, more than 8 bits per channel, animations and multi-page files.
 
     decode="strict" applies the EXIF orientation, makes RGB of greyscale, palettes and opaque alpha channels (all exact)
     and refuses transparency and other colour spaces. decode="torchvision" does what the usual training loaders do:
@@ -65,9 +65,9 @@ def decode_image(encoded: pathlib.Path | bytes, decode: Decode = "strict") -> np
 
 
 def open_regular(path: pathlib.Path, what: str = "an image file") -> BinaryIO:
-    """Open a regular file for reading, which should be `what`; anything else that lies there is a BadImage.
+    """Open a regular file for reading, which should be `what`; anything else at that path is a BadImage.
 
-    Never waits, as opening a FIFO would, and asks what was opened, so that nobody can exchange it in between.
+    It never waits, as opening a FIFO would, and checks the file that was opened, so that nobody can swap it in between.
     """
     try:
         descriptor = os.open(path, _reading())
@@ -81,12 +81,12 @@ def open_regular(path: pathlib.Path, what: str = "an image file") -> BinaryIO:
 
 
 def _reading() -> int:
-    """How to open a file: without waiting where a file can make one wait, and as bytes where text is the default."""
+    """Return the flags that open a file without blocking, and as bytes where text is the default."""
     return os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def in_turn(pixels: int, function: Callable[[], T]) -> T:
-    """function(), for large images in one thread that all callers share.
+    """Return function(), run for large images in one thread that all callers share.
 
     A pixel costs up to 14 bytes while Pillow and NumPy copy it, and malloc keeps freed blocks for the thread that used
     them: four threads decoding images of MAX_PIXELS took 1.8 GB.
@@ -95,7 +95,7 @@ def in_turn(pixels: int, function: Callable[[], T]) -> T:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """`image.convert("RGB")`, without a copy if it is RGB already, and without a warning about transparent palettes."""
+    """Return `image.convert("RGB")`, without a copy if it is RGB already or a warning about transparent palettes."""
     image.load()
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
@@ -103,13 +103,13 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _check_header(image: Image.Image) -> None:
-    """Refuse by what is known before any pixel is decoded."""
+    """Refuse an image by what is known before any pixel is decoded."""
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width}x{height} is more than {MAX_PIXELS} pixels")
     # For 16-bit RGB Pillow says mode "RGB", and only the raw mode of its decoder tells ("RGB;16B").
     if image.mode.startswith(("I", "F")) or ";16" in str(getattr(image, "tile", "")):
-        raise BadImage("has more than 8 bits a channel")
+        raise BadImage("has more than 8 bits per channel")
     # An MPO is a camera's JPEG with previews behind the photo: its first frame is the photo.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise BadImage("has more than one frame")

@@ -4,13 +4,16 @@ Exact duplicates share all pixels. Near duplicates are copies in which a viewer 
 how they are found.
 """
 
+import io
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from dime_jax._util import validate
+from dime_jax._util import files, validate
+from dime_jax._util.text import one_line
 from dime_jax.data import decoding, groups
 from dime_jax.data.batches import map_items
 from dime_jax.data.near_copies import GRID, MAX_RMS, MIN_CORRELATION, Pictures, find_near_copies
@@ -46,7 +49,7 @@ class DuplicateReport(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """What comparing needs of an image: 1.8 KB, whatever its size.
+    """What a comparison needs of an image: 1.8 KB, whatever its size.
 
     Attributes:
       digest: of the pixels.
@@ -62,7 +65,7 @@ class Sketch(NamedTuple):
 
 
 def sketch(item: Item) -> Sketch:
-    """What comparing needs of one image."""
+    """Sketch one image for comparison."""
     pixels = to_uint8(item.image)
 
     def shrink() -> tuple[np.ndarray, np.ndarray]:
@@ -73,6 +76,49 @@ def sketch(item: Item) -> Sketch:
 
     side = min(pixels.shape[:2])
     return Sketch(pixel_digest(item.image), *decoding.in_turn(pixels.size // pixels.shape[-1], shrink), side)
+
+
+_STORED = np.dtype(
+    [
+        ("digest", np.uint8, 16),
+        ("grey", np.uint8, (GRID, GRID)),
+        ("thumbnail", np.uint8, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE, 3)),
+        ("side", "<i4"),
+    ]
+)
+
+
+def sketches_file(directory: pathlib.Path, fingerprint: str) -> pathlib.Path:
+    """Where the sketches of the images of a trained model are kept, beside it; `fingerprint` is that of the images."""
+    return directory / f"trained_on-{fingerprint}.npy"
+
+
+def write_sketches(path: pathlib.Path, sketches: Sequence[Sketch]) -> None:
+    """Write sketches to an .npy file, completely or not at all."""
+    rows, buffer = np.zeros(len(sketches), _STORED), io.BytesIO()
+    for row, one in zip(rows, sketches):
+        row["digest"], row["side"] = np.frombuffer(one.digest, np.uint8), one.side
+        row["grey"], row["thumbnail"] = one.grey, one.thumbnail
+    np.save(buffer, rows, allow_pickle=False)
+    files.write_atomically(path, buffer.getvalue())
+
+
+def read_sketches(path: pathlib.Path) -> list[Sketch]:
+    """Read what `write_sketches` wrote; no more memory is taken than the file has bytes.
+
+    Raises:
+      ValueError: in one line, for any other file.
+    """
+    try:
+        rows = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a damaged file fails in many ways
+        raise ValueError(f"{path} cannot be read as sketches of images: {one_line(error)}") from None
+    if rows.dtype != _STORED or rows.ndim != 1 or np.any(rows["side"] < 1):
+        raise ValueError(f"{path} must hold sketches of images, as dime_jax writes them")
+    return [
+        Sketch(row["digest"].tobytes(), np.array(row["grey"]), np.array(row["thumbnail"]), int(row["side"]))
+        for row in rows
+    ]
 
 
 def find_duplicates(
@@ -105,7 +151,7 @@ def compare_sketches(
     min_correlation: float = MIN_CORRELATION,
     max_rms: float = MAX_RMS,
 ) -> Duplicates:
-    """`find_duplicates` among images that were read before.
+    """Do what `find_duplicates` does, with images that were read before.
 
     Args:
       n: images in the source.
@@ -124,7 +170,7 @@ def compare_sketches(
     repeats = np.flatnonzero(same != np.arange(len(found)))
     exact = np.stack([same[repeats], repeats], axis=1)
 
-    distinct = np.sort(first)  # near pairs are looked for once among equal images
+    distinct = np.sort(first)  # of equal images, one is searched for near pairs
     pictures = Pictures(
         np.stack([found[row].grey for row in distinct]),
         np.stack([found[row].thumbnail for row in distinct]),
@@ -134,6 +180,22 @@ def compare_sketches(
 
     exact, near = compared[exact], compared[near]
     return Duplicates(groups.connect(n, np.concatenate([exact, near])), exact, near)
+
+
+def copies_of_others(found: Duplicates, n: int) -> tuple[Duplicates, np.ndarray]:
+    """Take the images beyond the first n out again.
+
+    Args:
+      found: duplicates among all images.
+      n: how many of them stay.
+
+    Returns:
+      Duplicates: those among the first n.
+      np.ndarray: which of the first n are copies of one that goes, or of copies of it, bool [n].
+    """
+    exact, near = (pairs[pairs.max(axis=1, initial=0) < n] for pairs in (found.exact, found.near))
+    kept = Duplicates(groups.connect(n, np.concatenate([exact, near])), exact, near)
+    return kept, np.isin(found.groups[:n], np.setdiff1d(found.groups[n:], [groups.ALONE]))
 
 
 def report_duplicates(duplicates: Duplicates, split: Split, halves: Halves | None = None) -> DuplicateReport:
@@ -155,6 +217,6 @@ def report_duplicates(duplicates: Duplicates, split: Split, halves: Halves | Non
 
 
 def remove_shared(split: Split, grouping: np.ndarray) -> Split:
-    """The split without the groups that are on both its sides: all their images go, from both sides."""
+    """Return the split without groups that lie on both sides: all their images are removed, from both."""
     shared = groups.shared_groups(grouping, split.member, split.heldout)
     return Split(*(side[~np.isin(grouping[side], shared)] for side in (split.member, split.heldout)))

@@ -31,7 +31,7 @@ def folder(
 
     If every image lies in a subfolder, the first-level subfolders are the classes: numbered by name if the names are
     all numbers ("10" is class 10), by sorted position otherwise. Links to folders are not followed, links to files only
-    inside the folder. What has an image's name and is no image (a folder, a named pipe, a link in a circle) is listed,
+    inside the folder. What is named like an image but is not one (a folder, a named pipe, a circular link) is listed,
     and is a BadImage when it is read.
 
     Captions come from metadata.jsonl or metadata.csv (columns file_name, and text or caption; paths are relative to the
@@ -76,7 +76,7 @@ def imagenet(path: str | os.PathLike[str], decode: decoding.Decode = "torchvisio
 def imagenetv2(
     path: str | os.PathLike[str], labels: str = "by_number", decode: decoding.Decode = "torchvision"
 ) -> Source:
-    """ImageNetV2, whose folders are named 0 ... 999: the label is that number, also if only some of them are there.
+    """ImageNetV2, whose folders are named 0 ... 999: the label is that number, even if some of them are missing.
 
     labels="as_published" is the mapping of published attacks, which read the folders in string order ("0", "1", "10",
     "100", ...): of 1000 classes it labels 12 right, so held-out images meet a wrong class condition and members do not.
@@ -132,7 +132,7 @@ def _image_files(name: str, root: pathlib.Path, ids: Sequence[str], decode: deco
 
     def read(index: int) -> np.ndarray:
         file = root / ids[index]
-        # pathlib's resolve() raises for a link in a circle before Python 3.13; realpath leaves that to opening it.
+        # pathlib's resolve() raises for a circular link before Python 3.13; realpath leaves that to opening it.
         if not pathlib.Path(os.path.realpath(file)).is_relative_to(real_root):
             raise BadImage("is a link that leaves the folder")
         if file.is_symlink() and os.path.isdir(file):
@@ -149,7 +149,7 @@ def _list_images(root: pathlib.Path) -> list[str]:
 
 
 def _list_files(root: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Paths inside root of all that has an image's name, and of links to folders; and of the other files.
+    """Return the paths inside root of what is named like an image, with links to folders, and of the other files.
 
     Both are sorted folder by folder.
     """
@@ -178,7 +178,7 @@ def _class_labels(ids: Sequence[str], label_of: Callable[[str], int]) -> np.ndar
 
 
 def _printable(name: str) -> str:
-    """The name with bytes that are not UTF-8 written as \\xNN, so that tables and reports can hold it.
+    """Return the name with bytes that are not UTF-8 written as \\xNN, so that tables and reports can hold it.
 
     A backslash is doubled, so that no two files get one name.
     """
@@ -200,7 +200,7 @@ def _find(root: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _two_columns(file: pathlib.Path) -> dict[str, int]:
-    """A text file of lines "name number"."""
+    """Read a text file of lines "name number"."""
     pairs: dict[str, int] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split()

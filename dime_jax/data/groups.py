@@ -16,7 +16,7 @@ ALONE = -1
 
 
 def merge_groups(*groupings: np.ndarray | None) -> np.ndarray | None:
-    """The finest grouping that keeps every group of every grouping together; None stands for no grouping."""
+    """Return the finest grouping that keeps every group of every grouping together; None stands for no grouping."""
     given = [np.asarray(grouping) for grouping in groupings if grouping is not None]
     if not given:
         return None
@@ -28,7 +28,7 @@ def merge_groups(*groupings: np.ndarray | None) -> np.ndarray | None:
 
 
 def connect(n: int, pairs: np.ndarray) -> np.ndarray:
-    """Groups of n images from pairs [k, 2] that belong together: connected components, ALONE for unpaired images."""
+    """Group n images by pairs [k, 2] that belong together: connected components, ALONE for unpaired images."""
     links = sparse.coo_array((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
     _, component = sparse.csgraph.connected_components(links, directed=False)
     size = np.bincount(component, minlength=1)
@@ -36,7 +36,7 @@ def connect(n: int, pairs: np.ndarray) -> np.ndarray:
 
 
 def read_groups(path: str | os.PathLike[str], ids: Sequence[str]) -> np.ndarray:
-    """Groups from a CSV file of lines "id,group" (a header "id,group" may come first); ids not listed stay alone."""
+    """Read groups from a CSV file of lines "id,group", with or without that header; ids not listed stay alone."""
     position = {id: index for index, id in enumerate(ids)}
     groups = np.full(len(ids), ALONE, np.int64)
     numbers: dict[str, int] = {}
@@ -59,7 +59,7 @@ def groups_of(groups: np.ndarray, indices: np.ndarray) -> np.ndarray | None:
 
 
 def shared_groups(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The groups that have images among both index sets."""
+    """Return the groups that have images in both index sets."""
     shared = np.intersect1d(groups[first], groups[second])
     return shared[shared != ALONE]
 

@@ -40,14 +40,14 @@ def hub(
       path: "owner/dataset", or "owner/dataset@revision" for a branch, a tag or a commit.
       split: such as "train" or "test".
       config: the name of one of the dataset's configurations, where it has several.
-      images: see `parquet.parquet`, as are the next five.
+      images: see `parquet.parquet`, as for the next five.
       labels: the labels' column.
       decode: how strictly images are read.
       captions: whether there must be captions.
       caption_column: the captions' column.
       missing_captions: what to do where a caption is null.
       endpoint: address of the Hub; by default HF_ENDPOINT or the public one.
-      cache_dir: where files are kept; by default as `huggingface-hub` does (HF_HOME).
+      cache_dir: where files are cached; by default where `huggingface-hub` does it (HF_HOME).
 
     Raises:
       ValueError: in one line, for a dataset, revision, configuration or split that is not there, and as `parquet` does.
@@ -75,18 +75,18 @@ class _Part(NamedTuple):
 
 
 def split_files(names: Sequence[str], split: str, config: str | None = None) -> list[str]:
-    """The Parquet files of one split, in order, of the paths of all files of a dataset.
+    """Return the Parquet files of one split, in order, given the paths of all files of a dataset.
 
     Raises:
       DownloadError: if there are none, if nothing tells which configuration is wanted, or if a file of several is
-        missing; what there is is listed.
+        missing; the error lists what there is.
     """
     parts = [part for part in map(_part, names) if part is not None]
     if not parts:
         raise DownloadError("has no Parquet files; the Hub may keep some of it under the revision refs/convert/parquet")
     configs = sorted({part.config for part in parts})
     if config is None and len(configs) > 1:
-        raise DownloadError(f"has several configurations, name one with ?config=: {listed(configs)}")
+        raise DownloadError(f"has several configurations: name one with ?config=: {listed(configs)}")
     chosen = config or configs[0]
     if chosen not in configs:
         raise DownloadError(f"has no configuration {chosen!r}, only {listed(configs)}")
@@ -101,7 +101,7 @@ def split_files(names: Sequence[str], split: str, config: str | None = None) -> 
 
 
 def _part(path: str) -> _Part | None:
-    """What is said by names such as data/train-00000-of-00002.parquet, CONFIG/test-….parquet or train/0000.parquet."""
+    """Read names such as data/train-00000-of-00002.parquet, CONFIG/test-….parquet or train/0000.parquet."""
     if not _FILE.fullmatch(path) or ".." in path:
         return None
     converted = _CONVERTED.fullmatch(path)

@@ -31,14 +31,14 @@ MAX_RMS = 14.0
 _MIN_LIKENESS = 0.75
 _MIN_LIKENESS_OF_PIXELS = 0.9
 _SURPRISE = 4.5  # in standard errors of Fisher's z
-_WORTH_ENLARGING = 0.35  # 98 % of pictures cropped to nine tenths correlate at least so much before enlarging
+_WORTH_ENLARGING = 0.35  # 98 % of pictures cropped to nine tenths correlate at least this much before enlarging
 
 _BLUR = 2.0
 _MAX_SHIFT = 2
 _ENLARGED = 29  # pixels of 32 that are enlarged to the whole grid
 _FREQUENCIES = 7
 _SHIFTS = ((0.0, 0.0), (1.3, 1.3), (1.3, -1.3), (-1.3, 1.3), (-1.3, -1.3))
-_NOISE = 60.0  # likeness takes contrast below this for none, so that all blank pictures are alike
+_NOISE = 60.0  # contrast below this counts as none, so that all blank pictures are alike
 
 _ROWS, _COLUMNS, _PAIRS = 512, 1024, 1024  # blocks that stay in the cache
 _PROPOSED_PER_PICTURE = 25
@@ -85,7 +85,7 @@ def find_near_copies(
 
     A pair is proposed if its coarse likeness is at least 0.75; where more than 25 pairs per picture would be (and more
     than a million), as among pictures that all show the same thing, only the most alike are. A proposed pair is one of
-    copies if its high-pass correlation r reaches min_correlation and is no accident, artanh r >= 4.5/sqrt(details - 3)
+    copies if its high-pass correlation r reaches min_correlation and is not chance, artanh r >= 4.5/sqrt(details - 3)
     with the details of the picture that has fewer, which must be more than 3. Or if the colours of the thumbnails
     differ by a root mean square of at most max_rms, on 0..255 (less for pictures smaller than the thumbnails), and the
     coarse likeness is at least 0.9.
@@ -114,7 +114,7 @@ def find_near_copies(
 
 
 def high_pass(grey: np.ndarray) -> np.ndarray:
-    """Pictures [n, 32, 32] minus their Gaussian blur (sigma 2, edges repeated), with mean 0 and norm 1; 0 if flat."""
+    """Subtract from pictures [n, 32, 32] their blur (sigma 2, edges repeated); scale to mean 0, norm 1; 0 if flat."""
     blur = _blur()
     high = grey - blur @ grey @ blur.T
     high -= high.mean((1, 2), keepdims=True)
@@ -141,7 +141,7 @@ def _participation(amounts: np.ndarray) -> np.ndarray:
 
 
 def _coarse(grey: np.ndarray, shift: tuple[float, float]) -> _Coarse:
-    """The low frequencies of pictures shifted by so many pixels."""
+    """Return the low frequencies of pictures that are shifted by some pixels."""
     basis = _basis(shift)
     even, odd = (np.empty((len(grey), part.shape[1]), np.float32) for part in basis)
     for start in range(0, len(grey), _PAIRS):
@@ -154,7 +154,7 @@ def _coarse(grey: np.ndarray, shift: tuple[float, float]) -> _Coarse:
 
 @functools.cache
 def _basis(shift: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """What a picture is multiplied with to get its frequencies: [1024, k] each, symmetric and antisymmetric ones.
+    """Return the matrices [1024, k] that take a picture to its symmetric and to its antisymmetric frequencies.
 
     Frequencies (u, v) with 0 < |(u, v)| <= 7, times |(u, v)|, since natural pictures have less of higher ones.
     """
@@ -176,7 +176,7 @@ def _basis(shift: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _limit(shifted: list[_Coarse]) -> float:
-    """The likeness from which pairs are proposed, from a sample: it bounds how many there are."""
+    """Estimate from a sample the likeness from which pairs are proposed, so that their number is bounded."""
     n = len(shifted[0].even)
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, most)).astype(int)) for most in (256, 8192))
     best = np.full((len(rows), len(columns)), -1, np.float32)
@@ -189,7 +189,7 @@ def _limit(shifted: list[_Coarse]) -> float:
 
 
 def _propose(shifted: list[_Coarse], start: int, end: int, limit: float) -> _Proposed:
-    """Pairs of a picture from start to before end, shifted, with a later one as it is, or mirrored."""
+    """Propose pairs of a picture from start to before end, shifted, with a later one as it is, or mirrored."""
     base, n = shifted[0], len(shifted[0].even)
     found = []
     for left in range(start, n, _COLUMNS):
@@ -216,7 +216,7 @@ def _in_blocks(proposed: _Proposed) -> Iterator[_Proposed]:
 
 
 def _confirm(pictures: Pictures, some: _Proposed, needed: np.ndarray, max_rms: float) -> np.ndarray:
-    """Which of the proposed pairs are copies, bool."""
+    """Return which of the proposed pairs are copies, bool."""
     least = np.maximum(needed[some.first], needed[some.second])
     copies = np.zeros(len(least), bool)
     rich = np.flatnonzero(least < 1)
@@ -234,7 +234,7 @@ def _confirm(pictures: Pictures, some: _Proposed, needed: np.ndarray, max_rms: f
 
 
 def _best_correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The largest correlation of each pair as it is, and with either picture enlarged, of pictures [n, 32, 32]."""
+    """Return the largest correlation of each pair of [n, 32, 32], as it is or with either picture enlarged."""
     best = _correlation(high_pass(first), high_pass(second))
     again = np.flatnonzero(best >= _WORTH_ENLARGING)
     first, second, enlarge = first[again], second[again], _enlarging()
@@ -244,7 +244,7 @@ def _best_correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The largest correlation of each pair over shifts of up to two pixels, around the edges."""
+    """Return the largest correlation of each pair over shifts of up to two pixels, around the edges."""
     product = scipy.fft.rfft2(first) * scipy.fft.rfft2(second).conj()
     shifts = np.arange(-_MAX_SHIFT, _MAX_SHIFT + 1)
     return scipy.fft.irfft2(product, s=(GRID, GRID))[:, shifts[:, None], shifts].max((1, 2), initial=-1)
@@ -252,13 +252,13 @@ def _correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _blur() -> np.ndarray:
-    """What a picture is multiplied with, from both sides, to be blurred."""
+    """Return the matrix that blurs a picture when multiplied from both sides."""
     return scipy.ndimage.gaussian_filter1d(np.eye(GRID, dtype=np.float32), _BLUR, axis=0, mode="nearest")
 
 
 @functools.cache
 def _enlarging() -> np.ndarray:
-    """What a picture is multiplied with, from both sides, for its middle to fill the grid."""
+    """Return the matrix that, multiplied from both sides, makes the middle of a picture fill the grid."""
     edge = (GRID - _ENLARGED) / 2
     unit = Image.fromarray(np.eye(GRID, dtype=np.float32))
     return np.asarray(unit.resize((GRID, GRID), Image.Resampling.BICUBIC, box=(0, edge, GRID, GRID - edge)))

@@ -70,13 +70,13 @@ def open_source(uri: str, **options: object) -> Source:
         if option not in takes:
             raise ValueError(f"unknown option {option!r} for {kind}; expected one of {', '.join(takes) or 'none'}")
     if kind != "digits" and not place:
-        raise ValueError(f"a place must follow, as in {kind}:PLACE, got {uri!r}")
+        raise ValueError(f"{kind} must have a place, as in {kind}:PLACE, got {uri!r}")
     source = opener(**options) if kind == "digits" else opener(place, **options)
     return source if captions_wanted is None else _captioned(source, captions_wanted)
 
 
 def _captioned(source: Source, wanted: object) -> Source:
-    """A source of a kind that keeps no captions, with what is wanted."""
+    """Give a source of a kind without captions of its own those that are wanted: empty ones."""
     validate.check_choice(wanted, captions.CHOICES, "captions")
     if wanted == "own":
         sources.require_captions(source)
@@ -84,7 +84,7 @@ def _captioned(source: Source, wanted: object) -> Source:
 
 
 def _parse(uri: str) -> tuple[str, str, dict[str, str]]:
-    """(kind, place, options) of a URI."""
+    """Return (kind, place, options) of a URI."""
     kind, _, rest = uri.partition(":")
     if kind in _OPENERS:
         place, _, query = rest.partition("?")
@@ -100,7 +100,7 @@ def _parse(uri: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _guess(path: pathlib.Path) -> str | None:
-    """The kind of source that lies at a bare path, by its file names."""
+    """Guess the kind of source at a bare path from its file names."""
     if path.is_file():
         return next((kind for sign, kind in _FILE_KINDS.items() if re.fullmatch(sign, path.name)), None)
     if not path.is_dir():

@@ -8,11 +8,11 @@ U = TypeVar("U")
 
 
 class Pair(NamedTuple, Generic[T_co]):
-    """The same of the members and of the held-out images."""
+    """The same thing for the members and for the held-out images."""
 
     member: T_co
     heldout: T_co
 
     def map(self, function: Callable[[T_co], U]) -> "Pair[U]":
-        """A function of each side."""
+        """Apply a function to each side."""
         return Pair(function(self.member), function(self.heldout))

@@ -21,7 +21,7 @@ from dime_jax.data import decoding
 from dime_jax.data.captions import CaptionOptions
 from dime_jax.data.sources import BadImage, Source, check_caption, numbered_ids
 
-if TYPE_CHECKING:  # elsewhere imported where used: it takes half a second, and most sources do without
+if TYPE_CHECKING:  # imported late elsewhere: it takes half a second, and most sources do without
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -57,8 +57,8 @@ def parquet(
       missing_captions: what to do where the caption is null.
 
     Raises:
-      ValueError: for files that are no Parquet, columns that are missing or of other types, and row groups too large to
-        read.
+      ValueError: for files that are not Parquet, columns that are missing or of other types, and row groups too
+        large to read.
     """
     path = pathlib.Path(path).expanduser()
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -134,7 +134,7 @@ class _Files:
         return self.starts[-1]
 
     def names(self, images: str) -> list[str]:
-        """The paths of the images if all have different ones, else numbers."""
+        """Return the paths of the images if all have different ones, else numbers."""
         numbers = numbered_ids("row_", len(self))
         if not all(_is_text(_field(file.schema_arrow.field(images).type, "path")) for file in self.files):
             return numbers
@@ -143,7 +143,7 @@ class _Files:
         return list(map(str, paths)) if len(found) == len(self) else numbers
 
     def labels(self, given: str | None) -> np.ndarray | None:
-        """The class labels, if there are any."""
+        """Return the class labels, if there are any."""
         name = given or "label"
         kinds = [file.schema_arrow.field(name).type for file in self.files if name in file.schema_arrow.names]
         if len(kinds) == len(self.files) and all(_is(kind, "integer") for kind in kinds):
@@ -155,7 +155,7 @@ class _Files:
         return None
 
     def captions(self, options: CaptionOptions, names: Sequence[str]) -> list[str]:
-        """The captions as the options say."""
+        """Return the captions as the options say."""
         columns = {self._caption_column(file, options.column) for file in self.files}
         if len(columns) > 1:
             raise ValueError(
@@ -183,7 +183,7 @@ class _Files:
         return column
 
     def rows(self, column: str) -> Iterator[dict[str, Any]]:
-        """Every row, of which only this column is read."""
+        """Yield every row, of which only this column is read."""
         size = sum(_unpacked(file, group, column) for file, group in self.groups)
         if size > _MAX_TEXT:
             raise ValueError(f"column {column!r} must have at most {_MAX_TEXT} bytes, got {size}")
@@ -250,7 +250,7 @@ class _Cache:
         except ValueError as error:
             raise BadImage(str(error)) from None
         if len(found) != expected:
-            raise BadImage(f"its row group has {len(found)} rows, and the footer says {expected}")
+            raise BadImage(f"its row group has {len(found)} rows, but the footer says {expected}")
         return _RowGroup(found, size)
 
 

@@ -29,7 +29,7 @@ _Record = Mapping[str, PyTree]
 
 
 class _Metadata(NamedTuple):
-    """What is kept of a record without its pixels; None where it does not say."""
+    """What a record says besides its pixels; None where it does not say."""
 
     id: str | None
     digest: str

@@ -1,4 +1,4 @@
-"""Look at the images of a run before any query is made: each is read once, and checked against the others.
+"""ReadImage at the images of a run before any query is made: each is read once, and checked against the others.
 
 Half of what makes a result wrong is wrong here: the same pictures on both sides, a folder given twice, images that are
 not the size the model was trained on. What would make the result meaningless is refused; what weakens it is a warning
@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,15 @@ from dime_jax._util import csv as _csv
 from dime_jax._util.distributed import on_first_process
 from dime_jax._util.text import printable
 from dime_jax.data.batches import Unusable, refuse_too_many, try_items
-from dime_jax.data.duplicates import Duplicates, Sketch, compare_sketches, remove_shared, report_duplicates, sketch
+from dime_jax.data.duplicates import (
+    Duplicates,
+    Sketch,
+    compare_sketches,
+    copies_of_others,
+    remove_shared,
+    report_duplicates,
+    sketch,
+)
 from dime_jax.data.groups import ALONE, connect, merge_groups, read_groups, shared_groups
 from dime_jax.data.roles import Roles
 from dime_jax.data.sources import BadImage, Item, Source
@@ -31,11 +39,12 @@ UNUSABLE_FILE = "unusable_images.csv"
 ROLES = {"members": "members", "heldout": "held-out images", "candidates": "candidates"}
 _SAME_IMAGES = 0.5
 _NAMED_UNUSABLE = 10  # in the warning; the file has all
+_TRAINED_ON = "the reference was trained on it, or on a copy of it"
 
 
 @dataclasses.dataclass(frozen=True)
 class RoleCounts:
-    """How many images of each role something is said of."""
+    """A number of images for each role."""
 
     members: int
     heldout: int
@@ -59,7 +68,7 @@ class CandidateCopy(NamedTuple):
 
     Attributes:
       candidate: its id.
-      role: of the copy: "members", "heldout" or "candidates"; of several copies that of the first such role.
+      role: of the copy: "members", "heldout" or "candidates"; the first such role if there are several copies.
       other: the copy's id.
       kind: "exact", the same to the pixel, or "near".
     """
@@ -139,21 +148,21 @@ class CheckedImages(NamedTuple):
     warnings: list[str]
 
     def count_unusable(self) -> RoleCounts:
-        """How many images of each role could not be used."""
+        """Count the images of each role that could not be used."""
         return RoleCounts(*(sum(one.role == role for one in self.unusable) for role in ROLES))
 
     def heldout_beside(self, calibration: Split) -> np.ndarray:
-        """The held-out images to compare candidates with: those without a part in calibration, nor a copy that had."""
+        """Return the held-out images to compare candidates with: neither they nor their copies were calibrated on."""
         rest = np.setdiff1d(self.split.heldout, calibration.heldout)
         calibrated = self.groups[np.concatenate([calibration.member, calibration.heldout])]
         return rest[~np.isin(self.groups[rest], calibrated[calibrated >= 0])]
 
     def unusable_candidates(self) -> tuple[UnusableCandidate, ...]:
-        """The candidates that could not be used."""
+        """Return the candidates that could not be used."""
         return tuple(UnusableCandidate(one.id, one.reason) for one in self.unusable if one.role == "candidates")
 
 
-class _Look(NamedTuple):
+class ReadImage(NamedTuple):
     """What is kept of an image that was read."""
 
     size: tuple[int, int]
@@ -168,6 +177,7 @@ def check_roles(
     named: Collection[str] = (),
     groups: str | os.PathLike[str] | None = None,
     as_given: bool = False,
+    apart: Sequence[Sketch] = (),
 ) -> CheckedImages:
     """Read and check all images that have a role; writes unusable_images.csv if there are any such.
 
@@ -179,56 +189,81 @@ def check_roles(
       groups: a CSV file of lines "id,group": images that belong together.
       as_given: whether every image keeps its role, and copies and small images are only reported. Otherwise what cannot
         be used is left out, and images that have copies in another role.
+      apart: sketches of the images that the reference was trained on. Candidates that are copies of them cannot be
+        used; held-out images that are, or that belong together with such, are left out, as given or not.
 
     Raises:
       ValueError: for one set given as two, or too many images that cannot be used: more than 10 % of the members or of
         the held-out images, or all candidates.
     """
     looks, unusable = _look_at_all(roles, shape, may_enlarge=as_given)
-    on_first_process(lambda: _list_unusable(directory, unusable))
-    _refuse_unusable(roles, unusable)
+    _refuse_unusable(roles, unusable, directory)
     usable, source = roles.only(looks), roles.source
-    warnings = _unusable_warning(unusable) + _size_warnings(usable, looks, shape)
-    used = np.concatenate(list(usable.by_name().values()))
-    duplicates = compare_sketches(len(source), used, [looks[index].sketch for index in used.tolist()])
-    _refuse_same_images(duplicates, usable, named)
-    split = roles.split if as_given else _without_copies(duplicates.groups, usable)
-    found = _describe_copies(duplicates, usable, as_given)
-    warnings += _copy_warnings(found)
+    used, n = np.concatenate(list(usable.by_name().values())), len(source)
+    sketches = [*(looks[index].sketch for index in used.tolist()), *apart]
+    found = compare_sketches(n + len(apart), np.concatenate([used, n + np.arange(len(apart))]), sketches)
+    duplicates, copied = copies_of_others(found, n)
     owners = None if groups is None else read_groups(groups, source.ids)
     merged = merge_groups(duplicates.groups, source.identities, owners)
     assert merged is not None
-    return CheckedImages(source, split, usable.candidates, usable.truth, merged, found, unusable, warnings)
+    known = _known_to_reference(copied, merged, usable)
+    if len(known["candidates"]):
+        unusable += [UnusableImage("candidates", source.ids[i], _TRAINED_ON) for i in known["candidates"].tolist()]
+        _refuse_unusable(roles, unusable, directory)
+    usable = usable.only(looks.keys() - {*known["heldout"].tolist(), *known["candidates"].tolist()})
+    warnings = _unusable_warning(unusable) + _size_warnings(usable, looks, shape) + _reference_warnings(known)
+    _refuse_same_images(duplicates, usable, named)
+    if as_given:
+        split = Split(roles.split.member, roles.split.heldout[~np.isin(roles.split.heldout, known["heldout"])])
+    else:
+        split = _without_copies(duplicates.groups, usable)
+    copies = _describe_copies(duplicates, usable, as_given)
+    warnings += _copy_warnings(copies)
+    return CheckedImages(source, split, usable.candidates, usable.truth, merged, copies, unusable, warnings)
 
 
 def _look_at_all(
     roles: Roles, shape: tuple[int, ...], may_enlarge: bool
-) -> tuple[dict[int, _Look], list[UnusableImage]]:
-    """Read every image once, as the engine will: what is kept of it by its position, and the unusable ones."""
-    source, transform = roles.source, transform_for(roles.source, shape)
-
-    def look(item: Item) -> _Look:
-        height, width = item.image.shape[:2]
-        if (height < shape[0] or width < shape[1]) and not may_enlarge:
-            raise BadImage(
-                f"is {height}x{width}, smaller than the model's {shape[0]}x{shape[1]}: enlarge it as training did"
-            )
-        transform(item.image)  # refuses what has not the model's colours
-        return _Look((height, width), sketch(item))
-
-    looks: dict[int, _Look] = {}
+) -> tuple[dict[int, ReadImage], list[UnusableImage]]:
+    """Read every image once; return what is kept of each by position, and the unusable ones."""
+    looks: dict[int, ReadImage] = {}
     unusable = []
     for role, indices in roles.by_name().items():
-        for index, found in zip(indices.tolist(), try_items(source, look, indices=indices)):
+        for index, found in zip(indices.tolist(), look_at(roles.source, shape, indices, may_enlarge)):
             if isinstance(found, Unusable):
-                unusable.append(UnusableImage(role, source.ids[index], found.reason))
+                unusable.append(UnusableImage(role, roles.source.ids[index], found.reason))
             else:
                 looks[index] = found
     return looks, unusable
 
 
+def look_at(
+    source: Source, shape: tuple[int, ...], indices: np.ndarray, may_enlarge: bool = False
+) -> Iterator[ReadImage | Unusable]:
+    """Read images as the engine and training will: what is kept of each, or why it cannot be used.
+
+    Args:
+      source: the images.
+      shape: of the images that the model takes.
+      indices: of those to read.
+      may_enlarge: whether images smaller than that are usable.
+    """
+    transform = transform_for(source, shape)
+
+    def look(item: Item) -> ReadImage:
+        height, width = item.image.shape[:2]
+        if (height < shape[0] or width < shape[1]) and not may_enlarge:
+            raise BadImage(
+                f"is {height}x{width}, smaller than the model's {shape[0]}x{shape[1]}: enlarge it as training did"
+            )
+        transform(item.image)  # refuses images whose colours are not the model's
+        return ReadImage((height, width), sketch(item))
+
+    return try_items(source, look, indices=indices)
+
+
 def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -> None:
-    """Write the file that names them; a list of an earlier attempt goes."""
+    """Write the file that lists them; that of an earlier attempt is removed."""
     if unusable:
         directory.mkdir(parents=True, exist_ok=True)
         _csv.write_csv(directory / UNUSABLE_FILE, [one._asdict() for one in unusable])
@@ -236,7 +271,9 @@ def _list_unusable(directory: pathlib.Path, unusable: Sequence[UnusableImage]) -
         (directory / UNUSABLE_FILE).unlink(missing_ok=True)
 
 
-def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage]) -> None:
+def _refuse_unusable(roles: Roles, unusable: Sequence[UnusableImage], directory: pathlib.Path) -> None:
+    """List the images that cannot be used, and end the run if they are too many."""
+    on_first_process(lambda: _list_unusable(directory, unusable))
     for role, indices in roles.by_name().items():
         these = [one for one in unusable if one.role == role]
         such_as = f", such as {these[0]}; {UNUSABLE_FILE} lists all" if these else ""
@@ -257,7 +294,30 @@ def _unusable_warning(unusable: Sequence[UnusableImage]) -> list[str]:
     return [f"{len(unusable)} images cannot be used ({roles}; {UNUSABLE_FILE} lists all): {named}{more}"]
 
 
-def _size_warnings(roles: Roles, looks: Mapping[int, _Look], shape: tuple[int, ...]) -> list[str]:
+def _known_to_reference(copied: np.ndarray, groups: np.ndarray, roles: Roles) -> dict[str, np.ndarray]:
+    """By role, the images that the reference knows.
+
+    Held-out images that belong together with such count as known: the reference would explain more of them than of a
+    candidate that it never saw, and innocent candidates would look like members beside them.
+    """
+    known = {role: indices[copied[indices]] for role, indices in roles.by_name().items()}
+    heldout = roles.split.heldout
+    relatives = _shared(groups, heldout, np.flatnonzero(copied))
+    return {**known, "heldout": heldout[copied[heldout] | np.isin(heldout, relatives)]}
+
+
+def _reference_warnings(known: Mapping[str, np.ndarray]) -> list[str]:
+    """What is said of images that the reference knows; candidates are among the unusable images."""
+    said = {
+        "heldout": "held-out images were left out: the reference was trained on them, on copies of them, or on others "
+        "of their group",
+        "members": "known members are copies of images that the reference was trained on: what the model learned from "
+        "these hardly shows beside it",
+    }
+    return [f"{len(known[role])} {words}" for role, words in said.items() if len(known[role])]
+
+
+def _size_warnings(roles: Roles, looks: Mapping[int, ReadImage], shape: tuple[int, ...]) -> list[str]:
     """Say which images are resized, and whether that tells roles apart."""
     given = roles.by_name().items()
     sizes = {role: collections.Counter(looks[index].size for index in indices.tolist()) for role, indices in given}
@@ -304,7 +364,7 @@ def _refuse_same_images(duplicates: Duplicates, roles: Roles, named: Collection[
 
 
 def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCopy]:
-    """For each candidate that has copies one of them: of a known member, else held-out, else another candidate."""
+    """Name one copy of each candidate that has any: a known member, else a held-out image, else another candidate."""
     groupings = {"exact": connect(len(duplicates.groups), duplicates.exact), "near": duplicates.groups}
     copies: dict[tuple[str, str, int], list[int]] = collections.defaultdict(list)
     for (role, indices), (kind, grouping) in itertools.product(roles.by_name().items(), groupings.items()):
@@ -315,7 +375,7 @@ def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCop
         others = (
             CandidateCopy(ids[index], role, ids[other], kind)
             for role, (kind, grouping) in itertools.product(ROLES, groupings.items())
-            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of two is another than this
+            for other in copies.get((role, kind, int(grouping[index])), ())[:2]  # one of the two is another
             if other != index
         )
         found += list(itertools.islice(others, 1))
@@ -323,7 +383,7 @@ def _candidate_copies(duplicates: Duplicates, roles: Roles) -> list[CandidateCop
 
 
 def _without_copies(groups: np.ndarray, roles: Roles) -> Split:
-    """The split without images that have copies in another role."""
+    """Return the split without images that have copies in another role."""
     kept = remove_shared(roles.split, groups)
     # An image that is a candidate too would be a witness in its own case.
     return Split(*kept.sides.map(lambda side: np.setdiff1d(side, _shared(groups, side, roles.candidates))))
@@ -356,5 +416,5 @@ def _copy_warnings(facts: DuplicateFacts) -> list[str]:
 
 
 def _shared(groups: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Those of the first images that are in a group with one of the second."""
+    """Return those of the first images that are in a group with one of the second."""
     return first[np.isin(groups[first], shared_groups(groups, first, second))]

@@ -44,11 +44,11 @@ class Roles(NamedTuple):
     truth: np.ndarray | None = None
 
     def by_name(self) -> dict[str, np.ndarray]:
-        """Positions of the images by role."""
+        """Return the positions of the images by role."""
         return {"members": self.split.member, "heldout": self.split.heldout, "candidates": self.candidates}
 
     def only(self, usable: Collection[int]) -> "Roles":
-        """The same roles without any other images."""
+        """Return the same roles without any other images."""
         members, heldout, candidates = (
             np.array([index for index in indices.tolist() if index in usable], np.int64)
             for indices in self.by_name().values()
@@ -67,15 +67,15 @@ def open_roles(
     """Open all images into one source; each is preprocessed as its own source says.
 
     Args:
-      named: the images. Held-out images that are not named are those of the example; so are members, without
-        candidates too. Without anything named, some of the example's images become candidates of known truth.
+      named: the images. Held-out images that are not named are those of the example, and so are members if candidates
+        are not named either; some of the example's images then become candidates of known truth.
       shape: of the images that the model takes.
       example_split: gives who is a member in the example; raises ValueError if that is not known.
       seed: of the example's candidates.
       members_known: whether to tell who is a member in the example; if not, all of its members become candidates.
 
     Raises:
-      ValueError: if what is named does not suffice, or cannot be opened.
+      ValueError: if what is named is not enough, or cannot be opened.
     """
     members, heldout, images, candidates = (
         open_source(place) if isinstance(place, str) else place
@@ -88,7 +88,7 @@ def open_roles(
         if tuple(shape) != _EXAMPLE_SHAPE or example_split is None:
             raise ValueError(
                 f"--heldout is missing: images like the members that the model was not trained on; the example's "
-                f"digits are {list(_EXAMPLE_SHAPE)}, this model takes {list(shape)}"
+                f"digits are {list(_EXAMPLE_SHAPE)}, but this model takes {list(shape)}"
             )
         source = open_source(EXAMPLE)
         split = example_split(source)
@@ -111,12 +111,12 @@ def open_roles(
 
 
 def join_known(members: Source, heldout: Source, shape: tuple[int, ...]) -> tuple[Source, Split]:
-    """One source of members and held-out images, each preprocessed as its own source says, and its split."""
+    """Join members and held-out images, each preprocessed as its own source says; return the source and its split."""
     return own_transforms(join(members, heldout), shape), split_of_joined(members, heldout)
 
 
 def own_transforms(source: Source, shape: tuple[int, ...]) -> Source:
-    """The source with each image put through the pipeline of the set that it comes from, where two were joined."""
+    """Put each image of a joined source through the pipeline of the set that it comes from."""
     if not source.parts:
         return source
     preprocessed = [_preprocessed(part, shape) for part in source.parts]
@@ -133,8 +133,8 @@ def _reserve_candidates(source: Source, split: Split, count: int, seed: int) -> 
 
 
 def _append(first: Source, candidates: Source, shape: tuple[int, ...]) -> Source:
-    """One source of both. Ids of candidates get their prefix whatever the others are called: draws follow from ids, so
-    that a draw which hung on names would make a p-value depend on who else was asked about.
+    """Join both. Ids of candidates always get their prefix: draws follow from ids, so if the prefix depended on the
+    other names, a p-value would depend on who else was asked about.
     """
     ids = [f"candidates/{id}" for id in candidates.ids]
     return dataclasses.replace(own_transforms(join(first, candidates), shape), ids=[*first.ids, *ids])
@@ -146,7 +146,7 @@ def _preprocessed(source: Source, shape: tuple[int, ...]) -> Source:
 
 
 def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str, num_classes: int | None) -> Source:
-    """The source with the labels of a CSV file of lines "id,label", which must name every image.
+    """Return the source with the labels of a CSV file of lines "id,label", which must name every image.
 
     Args:
       source: the images.
@@ -181,7 +181,7 @@ def with_labels(source: Source, file: str | os.PathLike[str] | None, model: str,
 
 
 def with_captions(source: Source, captions: str | None, model: str, takes_text: bool) -> Source:
-    """The source with the captions that a model is asked with: its own, or with captions="none" the empty one.
+    """Return the source with the captions that a model is asked with: its own, or empty ones for captions="none".
 
     Args:
       source: the images.

@@ -112,7 +112,7 @@ class Source:
 
 
 def require_captions(source: Source) -> Sequence[str]:
-    """The captions of a source, one per image.
+    """Return the captions of a source, one per image.
 
     Raises:
       ValueError: if it has none; the line says why, where that is known.
@@ -123,12 +123,12 @@ def require_captions(source: Source) -> Sequence[str]:
 
 
 def empty_captions(source: Source) -> Source:
-    """The source with the empty caption for every image, whatever captions it has."""
+    """Return the source with the empty caption for every image, whatever captions it has."""
     return dataclasses.replace(source, captions=[""] * len(source), caption_problem=None)
 
 
 def check_caption(caption: object, place: str) -> str:
-    """The caption, if it is text that can be stored and is not absurdly long; `place` is named in the error."""
+    """Return the caption if it is text that can be stored, and not absurdly long; the error names `place`."""
     if not isinstance(caption, str):
         kind = f"a list of {len(caption)}" if isinstance(caption, list) else type(caption).__name__
         raise ValueError(f"the caption of {place} must be one string, got {kind}")
@@ -149,7 +149,7 @@ def _check_captions(captions: Sequence[str], ids: Sequence[str], name: str) -> N
 
 
 def why_no_captions(source: Source) -> str:
-    """Why a source has no captions, in words."""
+    """Say why a source has no captions."""
     return source.caption_problem or f"the images of {source.name} have no captions"
 
 
@@ -162,7 +162,7 @@ def from_images(
     transform: str = "fit",
     captions: Sequence[str] | None = None,
 ) -> Source:
-    """A Source over images [N, H, W, C] that are in memory or memory-mapped: uint8, or floats in [-1, 1].
+    """Make a Source of images [N, H, W, C] that are in memory or memory-mapped: uint8, or floats in [-1, 1].
 
     Without ids, image 42 is called "{name}-00042": stable as long as the order of the array is. A single image with a
     value that is not finite, or beyond [-1, 1], is a `BadImage` when it is read.
@@ -207,7 +207,7 @@ def _check_floats(images: np.ndarray, name: str) -> None:
 
 
 def _in_range(image: np.ndarray) -> np.ndarray:
-    """An image, if it is uint8 or in [-1, 1] but for rounding."""
+    """Return an image that is uint8, or in [-1, 1] up to rounding; refuse any other."""
     if image.dtype == np.uint8 or np.all(np.abs(image) <= 1 + 1e-3):  # NaN is not
         return image
     if not np.all(np.isfinite(image)):
@@ -224,13 +224,13 @@ def check_integers(values: npt.ArrayLike, name: str) -> np.ndarray:
 
 
 def numbered_ids(prefix: str, count: int) -> list[str]:
-    """prefix00000, prefix00001, ...: five digits or more, so that they sort in order."""
+    """Return prefix00000, prefix00001, ...: five digits or more, so that they sort in order."""
     width = max(5, len(str(count - 1)))
     return [f"{prefix}{index:0{width}d}" for index in range(count)]
 
 
 def digits() -> Source:
-    """Scikit-learn's 1,797 handwritten digits, 8x8x1: the built-in set, which needs no files.
+    """Open scikit-learn's 1,797 handwritten digits, 8x8x1: the built-in set, which needs no files.
 
     Their values are 0..16; v becomes round(255 v / 16), which is exact enough to be undone.
     """
@@ -242,7 +242,7 @@ def digits() -> Source:
 
 
 def join(members: Source, heldout: Source) -> Source:
-    """One source holding the members first and the held-out images after them (see `splits.split_of_joined`).
+    """Join two sources: first the members, then the held-out images (see `splits.split_of_joined`).
 
     Ids get the prefix "members/" or "heldout/", since two folders often use the same file names. Labels, identities and
     captions survive only if both sides have them, and labels only if they number the same classes.
@@ -264,7 +264,7 @@ def join(members: Source, heldout: Source) -> Source:
         identities=both(members.identities, heldout.identities),
         transform=members.transform if members.transform == heldout.transform else "fit",
         parts=() if members.transform == heldout.transform else (members, heldout),
-        index_problem="it is two sources joined, so no published index file is about it",
+        index_problem="it joins two sources, so no published index file applies to it",
         class_names=members.class_names if same_classes else None,
         captions=None if silent else [*require_captions(members), *require_captions(heldout)],
         caption_problem=why_no_captions(silent) if silent else None,
@@ -272,7 +272,7 @@ def join(members: Source, heldout: Source) -> Source:
 
 
 def pixel_digest(image: np.ndarray) -> bytes:
-    """16 bytes that identify an image's shape, type and pixels."""
+    """Return 16 bytes that identify an image's shape, type and pixels."""
     digest = hashlib.blake2b(f"{image.dtype}{image.shape}".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(image).data)
     return digest.digest()

@@ -47,7 +47,7 @@ class Split:
         return Pair(self.member, self.heldout)
 
     def check(self, source: Source) -> "Split":
-        """This split, if its indices are about this source: in range, and in an order that they can refer to."""
+        """Return this split if its indices fit the source: in range, and in an order that they can refer to."""
         if source.index_problem:
             raise ValueError(f"cannot apply a split by index to {source.name}: {source.index_problem}")
         largest = max(self.member.max(initial=-1), self.heldout.max(initial=-1))
@@ -63,7 +63,7 @@ class Halves(NamedTuple):
     test: Split
 
     def together(self) -> Split:
-        """The members of both, and the held-out images of both."""
+        """Return the members of both halves, and the held-out images of both."""
         return Split(*(np.concatenate([getattr(half, side) for half in self]) for side in ("member", "heldout")))
 
 
@@ -88,7 +88,7 @@ def write_split(path: str | os.PathLike[str], split: Split) -> None:
 
 
 def split_of_joined(members: Source, heldout: Source) -> Split:
-    """The split of `sources.join(members, heldout)`."""
+    """Return the split of `sources.join(members, heldout)`."""
     return Split(np.arange(len(members)), np.arange(len(members), len(members) + len(heldout)))
 
 
@@ -156,7 +156,7 @@ def per_class_split(members: Source, heldout: Source, per_class: int = 3, seed: 
 
     def draw(source: Source) -> np.ndarray:
         if source.labels is None:
-            raise ValueError(f"{source.name} has no class labels, so {per_class} a class cannot be drawn")
+            raise ValueError(f"{source.name} has no class labels, so {per_class} images per class cannot be drawn")
         classes: dict[int, list[int]] = {}
         for index, label in enumerate(source.labels):
             classes.setdefault(int(label), []).append(index)
@@ -196,9 +196,9 @@ def halves(
       split: members and held-out images.
       ids: the source's ids.
       mode: "by_id" or "as_published".
-      seed: another seed, other halves.
+      seed: another seed gives other halves.
       groups: int [n], the group of each image of the source, ALONE (-1) for none: see `groups`.
-      calibration_size: at most so many members and so many held-out images in the calibration half, drawn from it.
+      calibration_size: the most members, and the most held-out images, to keep in the calibration half; drawn from it.
       test_size: the same for the test half.
       calibration_share: of the members, and of the held-out images, that go to the calibration half, with mode "by_id".
     """
@@ -238,7 +238,7 @@ def _published_halves(split: Split, seed: int, calibration_size: int | None, tes
 
 
 def _choose_sides(heldout: np.ndarray, keys: np.ndarray, group: np.ndarray, share: float) -> np.ndarray:
-    """Which rows calibrate, bool [n], by their keys and groups alone, members and held-out rows balanced apart."""
+    """Choose which rows calibrate, bool [n], by keys and groups alone; members and held-out rows are balanced apart."""
     calibrates = np.zeros(len(keys), bool)
     alone = np.ones(len(keys), bool)
     surplus = np.zeros(2)  # that calibrate beyond their share, of members and of held-out rows

@@ -1,4 +1,4 @@
-"""Image -> what the model was trained on: float32 [H, W, C] in [-1, 1]. Deterministic; attacks see images unflipped.
+"""Turn images into what the model was trained on, float32 [H, W, C] in [-1, 1]: deterministic, never flipped.
 
 The named pipelines are the published ones. Resizing is Pillow's (antialiased, rounded to 8 bits), as in the loaders
 that made the published models, so pixels agree with theirs to the bit.
@@ -34,7 +34,7 @@ class Transform(NamedTuple):
 
 
 def get_transform(name: str, image_shape: tuple[int, ...] | None = None) -> Transform:
-    """A pipeline by name.
+    """Return a pipeline by its name.
 
     | name | pipeline |
     |---|---|
@@ -42,7 +42,7 @@ def get_transform(name: str, image_shape: tuple[int, ...] | None = None) -> Tran
     | stl10u | bilinear to 32x32 |
     | celeba | centre crop 140, bilinear to 32x32 |
     | imagenet256 | shorter side to 256 by bicubic, centre crop: what the published attacks used |
-    | imagenet256_guided | Guided Diffusion's training: halved by box filter while the shorter side is >= 512, then so |
+    | imagenet256_guided | Guided Diffusion's training: halved by box filter while both sides >= 512, then as above |
     | digits | 8x8x1 as it is |
     | fit | bicubic until it covers `image_shape`, centre crop; nothing if it has that size already |
     """
@@ -59,13 +59,13 @@ def get_transform(name: str, image_shape: tuple[int, ...] | None = None) -> Tran
 
 
 def transform_for(source: Source, image_shape: tuple[int, ...]) -> Transform:
-    """The source's own pipeline if it gives the model's image shape, else `fit`."""
+    """Return the source's own pipeline if it gives the model's image shape, else `fit`."""
     usual = _PIPELINES.get(source.transform)
     return usual if usual is not None and usual.shape == tuple(image_shape) else get_transform("fit", image_shape)
 
 
 def to_model_range(image: np.ndarray) -> np.ndarray:
-    """uint8 v -> v / 127.5 - 1 in float32, to the bit what loaders get by 2 (v / 255) - 1; float32 in [-1, 1] stays."""
+    """Map uint8 v to v / 127.5 - 1 in float32, as loaders' 2 (v / 255) - 1 to the bit; float32 in [-1, 1] stays."""
     if image.dtype == np.uint8:
         return image.astype(np.float32) / np.float32(127.5) - np.float32(1)
     return image.astype(np.float32, copy=False)
@@ -77,7 +77,7 @@ def to_uint8(image: np.ndarray) -> np.ndarray:
 
 
 def recognise_range(images: np.ndarray) -> str:
-    """Which of "uint8", "[0, 1]" and "[-1, 1]" the pixel values of a whole set are in; anything unclear is refused.
+    """Tell which of "uint8", "[0, 1]" and "[-1, 1]" a whole set's pixel values are in; anything unclear is refused.
 
     A float set must fill its range to within 5 % at both ends. Values in [0.2, 0.9] could be bright images on [-1, 1],
     values in [-0.4, 0.5] images with the mean taken off: those are a ValueError, as are values beyond [-1, 1], NaN,
@@ -97,7 +97,7 @@ def recognise_range(images: np.ndarray) -> str:
 
 
 def to_stored_range(images: np.ndarray, value_range: str | None = None) -> np.ndarray:
-    """Images as a Source holds them: uint8, or float32 in [-1, 1] where 8 bits would lose something.
+    """Convert images to what a Source holds: uint8, or float32 in [-1, 1] where 8 bits would lose something.
 
     Args:
       images: a whole set.
@@ -133,7 +133,7 @@ def _resized(image: np.ndarray, height: int, width: int, filter: Image.Resamplin
 
 
 def _centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle height x width; an odd margin is split as torchvision does (round half to even)."""
+    """Crop the middle height x width; an odd margin is split as torchvision does (round half to even)."""
     if image.shape[0] < height or image.shape[1] < width:
         raise BadImage(f"is {image.shape[0]}x{image.shape[1]}, smaller than the crop of {height}x{width}")
     top, left = round((image.shape[0] - height) / 2), round((image.shape[1] - width) / 2)
@@ -177,7 +177,7 @@ def _cover(height: int, width: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _to_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """Greyscale <-> RGB where it is exact."""
+    """Convert between greyscale and RGB where that is exact."""
     if image.shape[-1] == 1 and channels == 3:
         return np.repeat(image, 3, axis=-1)
     if image.shape[-1] == 3 and channels == 1:

@@ -16,7 +16,7 @@ def _mirrored(image: Image.Image) -> Image.Image:
 
 
 def _cropped(image: Image.Image, share: float) -> Image.Image:
-    """The middle of the picture, a share of its width and height, enlarged to the size of the whole."""
+    """Crop the middle of a picture, a share of its width and height, and enlarge it to the size of the whole."""
     width, height = image.size
     edge = (1 - share) / 2
     box = (edge * width, edge * height, (1 - edge) * width, (1 - edge) * height)
@@ -24,14 +24,14 @@ def _cropped(image: Image.Image, share: float) -> Image.Image:
 
 
 def encoded(image: Image.Image, quality: int) -> Image.Image:
-    """What is left of an image once it was saved as JPEG."""
+    """Return what is left of an image after it was saved as JPEG."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return Image.open(file)
 
 
 def _halved(image: Image.Image) -> Image.Image:
-    """At half the size, and enlarged again."""
+    """Halve a picture, and enlarge it again."""
     width, height = image.size
     return image.resize((max(1, width // 2), max(1, height // 2)), Image.Resampling.LANCZOS).resize(
         image.size, Image.Resampling.BICUBIC
@@ -53,9 +53,9 @@ VARIATIONS: dict[str, Change] = {
 
 
 def varied(source: Source, indices: np.ndarray, changes: Mapping[str, Change] = VARIATIONS) -> Source:
-    """The variations of some images: all of the first image, in the order of `changes`, then all of the second, ...
+    """Vary some images: all variations of the first image, in the order of `changes`, then all of the second, ...
 
-    Pictures keep their size, labels and captions. They are varied as 8-bit images, also those that were not.
+    Pictures keep their size, labels and captions. They are varied as 8-bit images, even those that were not.
     """
     names = list(changes)
     ids = [f"{source.ids[index]} ({name})" for index in indices for name in names]
@@ -68,7 +68,7 @@ def varied(source: Source, indices: np.ndarray, changes: Mapping[str, Change] = 
 
 
 def vary(pixels: np.ndarray, change: Change) -> np.ndarray:
-    """One variation of an image, uint8 [H, W, C] or float32 in [-1, 1], as uint8 [H, W, C]."""
+    """Make one variation of an image, uint8 [H, W, C] or float32 in [-1, 1], as uint8 [H, W, C]."""
     pixels = to_uint8(pixels)
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return np.asarray(change(image)).reshape(pixels.shape)

@@ -8,14 +8,14 @@ from dime_jax.data.groups import ALONE
 
 
 def finite_scores(scores: npt.ArrayLike, name: str) -> np.ndarray:
-    """One-dimensional float64, not empty, all finite."""
+    """Return scores as one-dimensional float64; they must be finite, and at least one."""
     array = numbers(scores, name)
     validate.check_finite(array, name)
     return array
 
 
 def numbers(values: npt.ArrayLike, name: str) -> np.ndarray:
-    """One-dimensional float64, not empty; NaN and infinities are let through."""
+    """Return values as one-dimensional float64, at least one; NaN and infinities are allowed."""
     return one_dimensional(values, name).astype(np.float64)
 
 
@@ -30,7 +30,7 @@ def one_dimensional(values: npt.ArrayLike, name: str) -> np.ndarray:
 
 
 def group_index(groups: npt.ArrayLike | None, n: int, name: str) -> np.ndarray:
-    """Group numbers 0, 1, ... of n images from any labels; None, or the label -1, makes an image a group of its own."""
+    """Number the groups of n images from 0; without labels, or with the label -1, an image is a group of its own."""
     if groups is None:
         return np.arange(n)
     labels = np.asarray(groups)

@@ -1,4 +1,4 @@
-"""Resamples are drawn many at a time, which is quick, and not all at once, which would take memory without bound."""
+"""Draw resamples many at a time, which is quick, but not all at once, which would take unbounded memory."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ _NUMBERS_AT_ONCE = 2**22
 
 
 def portions(resamples: int, numbers_each: int) -> Iterator[int]:
-    """How many to draw at a time: sizes that add up to `resamples`.
+    """Yield how many resamples to draw at a time: sizes that add up to `resamples`.
 
     Args:
-      resamples: all of them.
-      numbers_each: that one resample is made of.
+      resamples: how many there are in all.
+      numbers_each: how many numbers one resample takes.
     """
     at_once = max(1, _NUMBERS_AT_ONCE // numbers_each)
     for start in range(0, resamples, at_once):

@@ -1,6 +1,6 @@
 """A baseline that never sees the model: can members be told from held-out images by the pictures alone?
 
-If it can, the two sets were collected or processed differently, and an attack's success may say so and no more.
+If it can, the two sets were collected or processed differently, and an attack's success may mean no more than that.
 """
 
 from collections.abc import Callable
@@ -68,8 +68,8 @@ def blind_baseline(
 
     Every image is scored by a classifier that was fitted on the other folds. Classifiers of different folds are not on
     one scale, and pooling them would bias the AUC below 1/2, so scores become ranks within their fold, in (0, 1).
-    `groups` (members first, then held-out; -1 for an image on its own) are never cut between folds. Folds are fewer
-    where a class has fewer images, or there are fewer groups. Deterministic in `seed`.
+    `groups` (members first, then held-out; -1 for an image on its own) are never cut between folds. There are fewer
+    folds if a class has fewer images, or if there are fewer groups. Deterministic in `seed`.
 
     Raises:
       GroupsTooLarge: if no classifier can be fitted outside some fold.
@@ -98,14 +98,14 @@ def cross_fitted(
     folds: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Out-of-fold scores of members and held-out images as ranks within their fold, in (0, 1), and how many folds.
+    """Return out-of-fold scores of members and held-out images, as ranks in (0, 1) within folds, and how many folds.
 
     Args:
       decide: `decide(train, test)` fits a classifier on the images `train` and gives its decision on `test`, higher for
         held-out images.
       is_heldout: 0 for members, which come first, and 1 for held-out images.
       groups: images never to be cut between folds, or None.
-      folds: at most so many.
+      folds: the most folds.
       seed: of the folds.
     """
     index = _checks.group_index(groups, is_heldout.size, "groups")
@@ -119,7 +119,7 @@ def cross_fitted(
         for train, test in splitter.split(is_heldout, is_heldout, None if groups is None else index):
             if np.unique(is_heldout[train]).size < 2:
                 raise GroupsTooLarge(
-                    f"expected both classes outside every fold, got groups too large for {folds} folds"
+                    f"both classes must be left outside every fold, got groups too large for {folds} folds"
                 )
             scores[test] = (stats.rankdata(decide(train, test)) - 0.5) / test.size
     return scores[is_heldout == 0], scores[is_heldout == 1], folds
@@ -161,7 +161,7 @@ def blind_auc(
     Out-of-fold scores are not independent: an image is scored by classifiers that its fellows trained, and trains those
     that score them. At chance every pair of images thus enters twice with the same sign, which doubles the variance
     that independent scores would have (measured on digits: 1.42 to 1.45 times the standard error).
-    Away from chance the interval is wider than need be.
+    Away from chance the interval is wider than it need be.
     """
     wider = 2 * stats.norm.cdf(np.sqrt(2) * _quantile(confidence)) - 1
     auc = metrics.auc_interval(member, heldout, float(wider))
@@ -169,7 +169,7 @@ def blind_auc(
 
 
 def _widened(auc: metrics.Estimate, factor: float) -> metrics.Estimate:
-    """The interval with its margins on the logit scale times a factor; an AUC of 0 or 1 has no such scale and stays."""
+    """Widen an interval's margins on the logit scale by a factor; an AUC of 0 or 1 has no such scale and stays."""
     if not 0 < auc.value < 1:
         return auc
     centre, *limits = special.logit(np.array(auc))
@@ -178,7 +178,7 @@ def _widened(auc: metrics.Estimate, factor: float) -> metrics.Estimate:
 
 
 def error_within_groups(member: npt.ArrayLike, heldout: npt.ArrayLike, groups: npt.ArrayLike) -> float:
-    """How many times larger an AUC's standard error is than for independent images; at least 1.
+    """Return how many times larger an AUC's standard error is than for independent images; at least 1.
 
     Obuchowski (1997): the AUC is a mean of placements, one per image, and those of a group vary together. √k for groups
     of k images of one score.
@@ -198,7 +198,7 @@ def _quantile(confidence: float) -> float:
 
 
 def image_statistics(images: npt.ArrayLike) -> np.ndarray:
-    """Statistics [n, k] of images [n, H, W, C] in [-1, 1] that betray how pictures were collected and processed.
+    """Return statistics [n, k] of images [n, H, W, C] in [-1, 1] that betray how pictures were made and processed.
 
     statistic (of the channel mean unless said)                     number   betrays
     mean and standard deviation of each channel                     2 C      exposure, colour balance
@@ -217,7 +217,7 @@ def image_statistics(images: npt.ArrayLike) -> np.ndarray:
     validate.check_shape(images, (None, None, None, None), "images")
     validate.check_not_empty(images, "images")
     if not np.issubdtype(images.dtype, np.floating):
-        raise ValueError(f"expected images of floating type in [-1, 1], got type {images.dtype}")
+        raise ValueError(f"images must be of a floating type, in [-1, 1], got {images.dtype}")
     validate.check_finite(images, "images")
     per_chunk = max(1, _PIXELS_AT_ONCE // images[0].size)
     return np.concatenate([_statistics(images[i : i + per_chunk]) for i in range(0, len(images), per_chunk)])
@@ -255,7 +255,7 @@ def _saturation(planes: np.ndarray) -> np.ndarray:
 
 
 def _blockiness(differences: np.ndarray) -> np.ndarray:
-    """Log ratio of the mean difference at edges of 8-pixel blocks to that elsewhere; [n, side - 1] -> [n]."""
+    """Return log (mean difference at edges of 8-pixel blocks / that elsewhere); [n, side - 1] -> [n]."""
     side = differences.shape[1] + 1
     if side < 2 * _JPEG_BLOCK:
         return np.zeros(len(differences))

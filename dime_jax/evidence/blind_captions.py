@@ -1,7 +1,7 @@
 """A baseline that sees neither model nor pictures: can members be told from held-out images by their captions alone?
 
-On LAION-mi the words of the captions tell more than the best attack does. A model that is asked with captions can only
-be judged beside what the captions say by themselves.
+On LAION-mi the words of the captions reveal more than the best attack does. A model that is asked with captions can
+only be judged against what the captions say by themselves.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from dime_jax._util import validate
 from dime_jax.evidence import blind
 
-_CHARACTERS = 2000  # of a caption that are looked at: text encoders read fewer
+_CHARACTERS = 2000  # characters of a caption that are read: text encoders read fewer
 _HASHES = 2**17
 _STRENGTH = 10.0  # of the fit, the inverse of its penalty
 
@@ -32,15 +32,15 @@ def caption_baseline(
 ) -> blind.BlindBaseline:
     """Cross-validated logistic regression on words, word pairs, letters and form of captions.
 
-    The record, and all that is said of folds, ranks and groups, are those of `blind.blind_baseline`, so that
-    `blind.gap_over_blind` compares an attack with either. With groups the interval allows for captions that fall
+    The record, folds, ranks and groups are those of `blind.blind_baseline`, so that `blind.gap_over_blind` compares
+    an attack with either. With groups the interval allows for captions that fall
     together. Captions that are all the same give an AUC of exactly 1/2. Deterministic in `seed`.
 
     Args:
       member_captions: texts, which may be empty.
       heldout_captions: texts.
       groups: of all images, members first; -1 for an image on its own.
-      folds: at most so many.
+      folds: the most folds.
       seed: of the folds.
       confidence: of the AUC's interval.
 
@@ -67,7 +67,7 @@ def caption_baseline(
 
 
 def caption_form(captions: Sequence[str]) -> np.ndarray:
-    """How captions are written, whatever they say [n, 6].
+    """Describe how captions are written, whatever they say [n, 6].
 
     Logarithms of the numbers of characters and words, and the shares of characters that are upper case, digits,
     punctuation, and beyond ASCII.
@@ -82,9 +82,9 @@ def caption_form(captions: Sequence[str]) -> np.ndarray:
 
 
 def _gram_counts(captions: Sequence[str]) -> list[sparse.csr_array]:
-    """How often each word or pair of words, and each run of 2 to 4 letters, is in each caption.
+    """Count each word or pair of words, and each run of 2 to 4 letters, in each caption.
 
-    They are told apart by hash, so that captions without a single word are no special case.
+    They are told apart by hash, so that captions without a single word need no special case.
     """
     shared = {"n_features": _HASHES, "norm": None, "alternate_sign": False}
     words = HashingVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **shared)
@@ -94,7 +94,7 @@ def _gram_counts(captions: Sequence[str]) -> list[sparse.csr_array]:
 
 
 def _features(counts: Sequence[sparse.csr_array], form: np.ndarray, train: np.ndarray) -> sparse.csr_array:
-    """Weighed by how rare each is among the training captions."""
+    """Weigh each count by how rare it is among the training captions."""
     weighed = [TfidfTransformer(sublinear_tf=True).fit(part[train]).transform(part) for part in counts]
     standard = StandardScaler().fit(form[train]).transform(form)
     return sparse.hstack([*weighed, sparse.csr_array(standard / np.sqrt(form.shape[1]))], format="csr")

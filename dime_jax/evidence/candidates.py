@@ -28,7 +28,7 @@ class Verdicts(NamedTuple):
 
     `q_values` [m] are Benjamini-Hochberg adjusted p-values (NaN where p is NaN): q <= level exactly where rejected.
     `can_decide` is whether any outcome could have been evidence: smallest_p <= level.
-    `candidates_needed` must reach the smallest p together before any of them is evidence; 1 is what one wants.
+    `candidates_needed` must reach the smallest p together before any of them is evidence; ideally that is 1.
     `heldout_needed` held-out images would make it 1.
     """
 
@@ -51,7 +51,7 @@ def conformal_p_values(
     P(p <= a) <= a for every a, with equality at multiples of 1/(n + 1) when no scores tie. The probability is over
     both the candidate and the held-out images; given the latter, the rate at a varies with variance a(1 - a)/(n + 2).
 
-    Copies of one picture, or photos of one shoot, are no independent images. Where held-out images are grouped, each
+    Copies of one picture, or photos of one shoot, are not independent images. Where held-out images are grouped, each
     of the G groups counts once, by the share of it that is as low: p = (1 + Σ_g share_g) / (G + 1), for which the same
     holds if the candidate is an image of a group like theirs (Lee, Barber & Willett 2023, hierarchical conformal
     prediction).
@@ -81,7 +81,7 @@ def smallest_p(n_heldout: int) -> float:
 def power(
     p_values: npt.ArrayLike, level: float, groups: npt.ArrayLike | None = None, confidence: float = 0.95
 ) -> metrics.Estimate:
-    """The share of known members [n] with p <= level, and Clopper-Pearson's interval given the held-out images.
+    """Return the share of known members [n] with p <= level, and Clopper-Pearson's interval given the held-out images.
 
     With `groups` (-1 for an image on its own) the interval is that of as many independent members as vary as much
     (`metrics.effective_size`).
@@ -100,7 +100,7 @@ def power(
 
 
 def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0.05) -> Verdicts:
-    """Three verdicts on m candidates, with the false discovery rate held at `level` by Benjamini-Hochberg.
+    """Give m candidates one of three verdicts each; Benjamini-Hochberg holds the false discovery rate at `level`.
 
     verdict                    when                                 meaning
     "evidence of membership"   rejected by Benjamini-Hochberg       among all such images, at most a share `level` are
@@ -125,7 +125,7 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
     outside = usable & ((p_values < least * (1 - _ROUNDING)) | (p_values > 1))
     if np.any(outside):
         raise ValueError(
-            f"expected p_values in [1/(n_heldout + 1), 1] = [{least:.3g}, 1], got p={p_values[outside][0]:.3g}"
+            f"p_values must be in [1/(n_heldout + 1), 1] = [{least:.3g}, 1], got {p_values[outside][0]:.3g}"
         )
     m = p_values.size
     q_values = stats.false_discovery_control(np.where(usable, p_values, 1.0))
@@ -139,12 +139,12 @@ def candidate_verdicts(p_values: npt.ArrayLike, n_heldout: int, level: float = 0
     if not can_decide:
         warnings.append(
             f"{n_heldout} independent held-out images give no p-value below {least:.3g}, so nothing can be decided at "
-            f"level {level}: take {heldout_needed}"
+            f"level {level}: use {heldout_needed}"
         )
     elif needed > 1:
         warnings.append(
             f"a lone member among {m} candidates cannot be found, only {needed} or more together: the smallest p that "
-            f"so few held-out images give is {least:.3g}, above {level / m:.3g}; {heldout_needed} of them would do"
+            f"{n_heldout} held-out images can give is {least:.3g}, above {level / m:.3g}; {heldout_needed} would do"
         )
     if not np.all(usable):
         warnings.append(f"{int(np.sum(~usable))} of {m} candidates have no usable score")

@@ -31,7 +31,7 @@ from dime_jax.evidence import _checks
 # permuting the columns permutes the result.
 Combine = Callable[[np.ndarray], np.ndarray]
 
-# Images for each statistic from which on a scale is fitted, too. On public SecMI scores of CIFAR-10 it cost two points
+# With this many images for each statistic a scale is fitted, too. On public SecMI scores of CIFAR-10 it cost two points
 # of the members named with 8 images for each of 13 statistics, nothing with 15, and added two points with 23.
 IMAGES_FOR_SCALE = 16
 
@@ -50,11 +50,11 @@ class Difficulty:
     """What scores [n] follow from statistics [n, k + j] of pictures, as a fixed function; made by `fit_difficulty`.
 
     Attributes:
-      mean, std: of the first k statistics, by which they are standardised; std is infinite for those that do not vary.
-      missing: bool [k], the statistics that some image of the fit lacks, each of which has an indicator of its own.
-      location: coefficients of the expected score: of these, of the indicators, of the last j, and the constant.
-      scale: coefficients of the log of its typical deviation, which the last j do not explain; None if there were few
-        images.
+      mean, std: of the statistics, by which they are standardised; std is infinite for those that do not vary.
+      missing: bool [k], which of the first k some image of the fit lacks: each of those has an indicator of its own.
+      location: coefficients of the expected score: of the first k, of the indicators, of the last j, and the constant.
+      scale: coefficients of the log of its relative deviation, of mean 0 over the fit, which the last j do not explain;
+        None if there was nothing to fit it to.
     """
 
     mean: tuple[float, ...]
@@ -64,21 +64,21 @@ class Difficulty:
     scale: tuple[float, ...] | None
 
     def __call__(self, scores: npt.ArrayLike, statistics: npt.ArrayLike) -> np.ndarray:
-        """Return (score - expected) / typical deviation [n]; a statistic that is NaN counts as its mean."""
+        """Return (score - expected) / relative deviation [n]; a statistic that is NaN counts as its mean."""
         columns, others = self._columns(np.asarray(statistics, np.float64))
         residuals = np.asarray(scores, np.float64) - _linear(np.hstack([columns, others]), self.location)
         return residuals if self.scale is None else residuals * np.exp(-_linear(columns, self.scale))
 
     def expected(self, statistics: npt.ArrayLike) -> np.ndarray:
-        """Return the score that these statistics [n, k + j] let expect, [n]."""
+        """Return the scores [n] to expect from these statistics [n, k + j]."""
         return _linear(np.hstack(self._columns(np.asarray(statistics, np.float64))), self.location)
 
     def _columns(self, statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is penalised, and what is not."""
-        statistics, others = np.split(statistics, [len(self.mean)], axis=1)
-        standardised = np.clip((statistics - np.array(self.mean)) / np.array(self.std), -_FARTHEST, _FARTHEST)
-        lacking = np.isnan(statistics)
-        return np.hstack([np.where(lacking, 0.0, standardised), lacking[:, np.array(self.missing, bool)]]), others
+        """Return the columns that are penalised, and those that are not."""
+        standardised, k = (statistics - np.array(self.mean)) / np.array(self.std), len(self.missing)
+        known, lacking = np.clip(standardised[:, :k], -_FARTHEST, _FARTHEST), np.isnan(statistics[:, :k])
+        indicators = lacking[:, np.array(self.missing, bool)]
+        return np.hstack([np.where(lacking, 0.0, known), indicators]), standardised[:, k:]
 
 
 def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
@@ -125,7 +125,7 @@ class Adjustment(NamedTuple):
         return np.sum([weight * fit(*of) for weight, fit, *of in each], axis=0)
 
     def expected(self, statistics: np.ndarray) -> np.ndarray:
-        """Return what the pictures let expect of the weighed scores [n], from statistics [c, n, k]."""
+        """Return the weighed scores [n] to expect from the pictures' statistics [c, n, k]."""
         each = zip(self.weights, self.fits, statistics, strict=True)
         return np.sum([weight * fit.expected(of) for weight, fit, of in each], axis=0)
 
@@ -136,13 +136,14 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised
     Each penalty is the one with the least squared error when every image is predicted from the others, so that little
     is taken out where pictures explain nothing. Statistics are standardised and clipped over the images of the fit;
     those that vary by less than 1e-8 have no weight. A statistic that is NaN counts as the mean of the others, with an
-    indicator. The scale of the residuals is fitted, too, if there are `IMAGES_FOR_SCALE` images for each statistic:
-    a matter of numbers alone. The order of the images does not matter, to the bit.
+    indicator. The scale of the residuals is fitted, too, if there are `IMAGES_FOR_SCALE` images for each statistic, a
+    matter of numbers alone, and anything is left but rounding. The order of the images does not matter, to the bit.
 
     Args:
       scores: of the images.
       statistics: of their pictures; the last `unpenalised` of them are scores of the same queries by other models,
-        which are taken as they are, by least squares, and must be finite.
+        which are fitted by least squares, are not clipped, and must be finite. One that varies by less than 1e-8 of its
+        size has no weight.
       unpenalised: j.
     """
     scores = _checks.finite_scores(scores, "scores")
@@ -150,25 +151,29 @@ def fit_difficulty(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpenalised
     validate.check_shape(statistics, (len(scores), None), "statistics")
     if np.any(np.isinf(statistics)):
         raise ValueError("statistics must be finite or NaN (missing), got an infinite one")
-    order = np.lexsort((*statistics.T, scores))
+    order, k = np.lexsort((*statistics.T, scores)), statistics.shape[1] - unpenalised
     scores, statistics = scores[order], statistics[order]
-    statistics, others = np.split(statistics, [statistics.shape[1] - unpenalised], axis=1)
-    validate.check_finite(others, "unpenalised statistics")
+    validate.check_at_least(k, 0, "the number of statistics that are penalised")
+    validate.check_finite(statistics[:, k:], "unpenalised statistics")
     known = np.isfinite(statistics)
-    counts = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, statistics, 0.0).sum(axis=0) / counts
+    counts, filled = np.maximum(known.sum(axis=0), 1), np.where(known, statistics, 0.0)
+    mean = filled.sum(axis=0) / counts
     std = np.sqrt((np.where(known, statistics - mean, 0.0) ** 2).sum(axis=0) / counts)
-    missing = ~known.all(axis=0)
-    std = np.where(std > 1e-8, std, np.inf)
+    size = np.where(np.arange(len(mean)) < k, 1.0, np.abs(filled).max(axis=0, initial=0.0))
+    std = np.where(std > 1e-8 * size, std, np.inf)
+    missing = ~known[:, :k].all(axis=0)
     fit = Difficulty(tuple(mean.tolist()), tuple(std.tolist()), tuple(missing.tolist()), (), None)
-    columns, _ = fit._columns(statistics)
+    columns, others = fit._columns(statistics)
     location, residuals = _ridge(columns, scores, others)
     fit = dataclasses.replace(fit, location=tuple(location.tolist()))
-    if not statistics.shape[1] or len(scores) < IMAGES_FOR_SCALE * statistics.shape[1]:
+    if not k or len(scores) < IMAGES_FOR_SCALE * k:
         return fit
     deviations = np.abs(residuals)
-    typical = float(np.median(deviations)) or 1.0
+    typical = float(np.median(deviations))
+    if typical <= _RESOLUTION * np.std(scores):  # what is left is rounding, and must not be blown up
+        return fit
     scale, _ = _ridge(columns, np.log(np.maximum(deviations, _LEAST_SCALE * typical)), others[:, :0])
+    scale[-1] -= _linear(columns, tuple(scale)).mean()
     return dataclasses.replace(fit, scale=tuple(scale.tolist()))
 
 
@@ -181,7 +186,7 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpen
     Args:
       scores: [n], or [c, n] for c scores of each image.
       statistics: of the pictures [n, k], or [c, n, k] if they differ between scores.
-      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
+      unpenalised: how many of the last statistics are not penalised, as for `fit_difficulty`.
     """
     scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
     if scores.ndim == 2:
@@ -192,7 +197,7 @@ def difficulty_residuals(scores: npt.ArrayLike, statistics: npt.ArrayLike, unpen
         return np.zeros_like(scores)
     fit = fit_difficulty(scores / unit, statistics, unpenalised)
     residuals = np.round(fit(scores / unit, statistics) / _RESOLUTION) * _RESOLUTION
-    return residuals * unit if fit.scale is None else residuals
+    return residuals * unit
 
 
 class Pile(NamedTuple):
@@ -201,7 +206,7 @@ class Pile(NamedTuple):
     Attributes:
       scores: [c, n, v]; NaN where there is none.
       statistics: of the pictures [c, n, v, k]; NaN for what is missing.
-      unpenalised: how many of the last statistics are, as for `fit_difficulty`.
+      unpenalised: how many of the last statistics are not penalised, as for `fit_difficulty`.
     """
 
     scores: np.ndarray
@@ -215,7 +220,7 @@ class Pile(NamedTuple):
         Args:
           scores: of the images.
           statistics: of their pictures.
-          unpenalised: how many of the last statistics are.
+          unpenalised: how many of the last statistics are not penalised.
           name: of the scores, in messages.
         """
         scores, statistics = np.asarray(scores, np.float64), np.asarray(statistics, np.float64)
@@ -230,7 +235,7 @@ class Pile(NamedTuple):
 
     @property
     def known(self) -> np.ndarray:
-        """Which images have all scores of their own, bool [n]; one that has not has no residual either."""
+        """Return which images have all scores of their own, bool [n]; the others have no residual either."""
         return np.all(np.isfinite(self.scores[..., 0]), axis=0)
 
     def take(self, images: np.ndarray | slice | list[int]) -> "Pile":
@@ -262,13 +267,14 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
     """Fit a pile of images without labels, and freeze what was fitted.
 
     Args:
-      pile: the images; their versions have no part in the fit.
-      mix: residuals [c, n] -> their weights [c].
+      pile: the images; their versions take no part in the fit.
+      mix: gives the weights [c] of residuals [c, n].
     """
     known = pile.take(pile.known)
     of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
     fits = [fit_difficulty(*of, pile.unpenalised) for of in of_each]
-    residuals = np.stack([fit(*of) for fit, of in zip(fits, of_each)])
+    steps = [_RESOLUTION * (1.0 if fit.scale else np.std(of[0]) or 1.0) for fit, of in zip(fits, of_each)]
+    residuals = np.stack([np.round(fit(*of) / step) * step for fit, of, step in zip(fits, of_each, steps)])
     return Adjustment(tuple(fits), tuple(mix(residuals).tolist()))
 
 
@@ -293,8 +299,8 @@ def difficulty_p_values(
     candidates held its level in simulations; for one pile of all candidates it is a theorem (Marandon, Lei, Mary &
     Roquain 2024).
 
-    It ends where candidates were chosen by looking at this model, are of another kind than the held-out images, are
-    copies of training images, or were asked otherwise than the held-out images.
+    The theorem does not hold where candidates were chosen by looking at this model, are of another kind than the
+    held-out images, are copies of training images, or were asked otherwise than the held-out images.
 
     Args:
       scores: of the candidates [m], or [c, m] with `combine`, or [c, m, v] for v versions of each image (see `Pile`);
@@ -382,7 +388,7 @@ def _thresholding_costs(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> np.ndarray:
-    """Positions of one image of each group: the one whose numbers have the least keyed digest, in whatever order."""
+    """Choose one image of each group: the one whose numbers have the least keyed digest, whatever the order."""
     count = pile.scores.shape[1]
     if groups is None:
         return np.arange(count)
@@ -397,14 +403,14 @@ def _one_of_each_group(pile: Pile, groups: npt.ArrayLike | None, seed: int) -> n
 
 
 def _ridge(columns: np.ndarray, target: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients of columns [n, k], of others [n, j] and of the constant, and the residuals [n] of the fit.
+    """Fit coefficients of columns [n, k], of others [n, j] and of the constant; return them and the residuals [n].
 
     Only the columns are penalised. With the hat matrix H of a linear fit, leaving out image i would leave the residual
     rᵢ / (1 - Hᵢᵢ).
     """
     n, middle, centre = len(target), columns.mean(axis=0), target.mean()
     left, lengths, right = np.linalg.svd(others - others.mean(axis=0), full_matrices=False)
-    basis = left[:, lengths > 1e-10 * lengths.max(initial=1e-300)]
+    basis = left[:, lengths > 1e-8 * lengths.max(initial=1e-300)]
     columns, target = columns - middle, target - centre
     rest_of_columns, rest = columns - basis @ (basis.T @ columns), target - basis @ (basis.T @ target)
     energies, axes = np.linalg.eigh(rest_of_columns.T @ rest_of_columns)

@@ -1,4 +1,4 @@
-"""Which way round are members and held-out images? A witness of fixed direction says, and nothing overrules it.
+"""Which way round are members and held-out images? A witness of fixed direction tells, and nothing overrules it.
 
 An attack whose weights were searched follows the labels, right or wrong: with members and held-out images
 swapped it learns to accuse what the model never saw. The witness is a score that learned nothing, lower for members by
@@ -84,7 +84,7 @@ def judge_direction(scores: Sequence[WitnessScores], looks: int | None = None) -
     1 - 2 `ERROR_RATE`. Without any scores the direction is `NOT_CHECKED`.
 
     Args:
-      scores: the witness's finite scores; timesteps with an empty side are passed over.
+      scores: the witness's finite scores; timesteps with an empty side are skipped.
       looks: over how many timesteps, halves and ways to look the error is shared, if more than those given here.
     """
     scores = [one for one in scores if len(one.member) and len(one.heldout)]  # type: ignore[arg-type]

@@ -64,8 +64,8 @@ def fraction_used(
     vary less than they would: below LEAST_KNOWN on a side, audits give no estimate.
 
     Args:
-      scores: of the set; lower for members. Not finite: left out.
-      known: scores of members and held-out images that had no part in any choice.
+      scores: of the set; lower for members. Those that are not finite are left out.
+      known: scores of members and held-out images that took no part in any choice.
       calibration: the same of others, to choose h.
       confidence: of the interval.
       seed: of the resampling.
@@ -111,7 +111,7 @@ class _Fit(NamedTuple):
         return cls(n, member.size, heldout.size, float(np.var(member)) + tiny, float(np.var(heldout)) + tiny)
 
     def squared_z(self, means: _Means, fraction: npt.ArrayLike) -> np.ndarray:
-        """How far the set's mean weight is from what the fraction gives, in squared standard errors."""
+        """Return how far the set's mean weight is from what the fraction gives, in squared standard errors."""
         own, member, heldout = map(np.asarray, means)
         fraction = np.asarray(fraction)
         variance = (fraction * self.member_variance + (1 - fraction) * self.heldout_variance) / self.n
@@ -120,7 +120,7 @@ class _Fit(NamedTuple):
         return (own - (1 - fraction) * heldout - fraction * member) ** 2 / variance
 
     def misfit(self, means: _Means, fraction: npt.ArrayLike) -> np.ndarray:
-        """q: how much worse the fraction fits than the best one does."""
+        """Return q: how much worse the fraction fits than the best one does."""
         own, member, heldout = map(np.asarray, means)
         inside = (own - member) * (own - heldout) <= 0  # some fraction fits perfectly
         ends = np.minimum(self.squared_z(means, 0.0), self.squared_z(means, 1.0))
@@ -163,7 +163,7 @@ def _critical_values(
     resamples: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """For each fraction, the quantile of q over resampled sets with exactly that fraction of members."""
+    """Return, for each fraction, the quantile of q over resampled sets with exactly that fraction of members."""
     members = np.round(fractions * fit.n).astype(int)
     found = []
     for count in portions(resamples, max(fit.n, member.size, heldout.size)):
@@ -175,6 +175,6 @@ def _critical_values(
 
 
 def _prefix_sums(weights: np.ndarray, n: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Sums of the first 0, 1, ..., n of n weights that are drawn again, [count, n + 1]."""
+    """Return the sums of the first 0, 1, ..., n of n resampled weights, [count, n + 1]."""
     sums = np.cumsum(rng.choice(weights, (count, n)), axis=1)
     return np.concatenate([np.zeros((count, 1)), sums], axis=1)

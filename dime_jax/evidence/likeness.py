@@ -94,13 +94,13 @@ def likeness(
 
 
 def _one_of_each(index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The place of one image of each group, at random, in rising order."""
+    """Choose one image of each group at random; return their places in rising order."""
     order = rng.permutation(index.size)
     return np.sort(order[np.unique(index[order], return_index=True)[1]])
 
 
 def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarray:
-    """p of each candidate's distance among the n + 1 distances of it and the held-out images from their common mean."""
+    """Return p of each candidate's distance among its own and the n held-out ones from their common mean."""
     p_values = np.empty(len(candidates))
     for number, candidate in enumerate(candidates):
         distances = np.sum(_whitened(np.concatenate([heldout, candidate[None]])) ** 2, axis=1)
@@ -109,7 +109,7 @@ def _conformal_p_values(candidates: np.ndarray, heldout: np.ndarray) -> np.ndarr
 
 
 def _whitened(rows: np.ndarray) -> np.ndarray:
-    """Rows with mean 0 and, but for the ridge, the identity as covariance. All rows are treated alike.
+    """Whiten rows: mean 0 and, but for the ridge, the identity as covariance. All rows are treated alike.
 
     Their squared lengths are the rows' squared Mahalanobis distances from their mean.
     """
@@ -119,7 +119,7 @@ def _whitened(rows: np.ndarray) -> np.ndarray:
 
 
 def _set_p_value(candidates: np.ndarray, heldout: np.ndarray, rng: np.random.Generator) -> float:
-    """How often as many rows, drawn at random from the pool, have a mean as far from the pool's."""
+    """Return how often as many rows, drawn at random from the pool, have a mean as far from the pool's."""
     pool, size = _whitened(np.concatenate([candidates, heldout])), len(candidates)
     if size == 1:
         distances = np.sum(pool**2, axis=1)

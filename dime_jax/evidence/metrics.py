@@ -91,7 +91,7 @@ def evaluate(
     seed: int = 0,
     groups: Groups = (None, None),
 ) -> Metrics:
-    """AUC, ASR and TPR at each of `fprs`, with confidence intervals.
+    """Compute AUC, ASR and TPR at each of `fprs`, with confidence intervals.
 
     AUC     = P(member < held-out) + P(member = held-out)/2.
     ASR     = max_tau (TPR(tau) + 1 - FPR(tau))/2, over all tau including -inf: never below 1/2.
@@ -136,7 +136,7 @@ def auc_interval(
 
 
 def roc_curve(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> RocCurve:
-    """The empirical ROC curve from (0, 0) to (1, 1); tied scores, which no threshold can split, share one point."""
+    """Return the ROC curve from (0, 0) to (1, 1); tied scores, which no threshold can split, share one point."""
     member, heldout = _check_scores(member_scores, heldout_scores)
     thresholds, hits, false = _counts(member, heldout)
     return RocCurve(fpr=false / heldout.size, tpr=hits / member.size, thresholds=thresholds)
@@ -152,7 +152,7 @@ def rates_at_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLi
 
 
 def best_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) -> float:
-    """The tau of the highest balanced accuracy; the lowest such tau (fewest images flagged) when several tie.
+    """Return the tau of the highest balanced accuracy; the lowest such tau (fewest images flagged) when several tie.
 
     It lies midway between two neighbouring scores, so that it favours neither on new images, and is exact in the
     precision of the scores. If no threshold beats calling nobody a member, it is -inf.
@@ -171,7 +171,7 @@ def best_threshold(member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike) 
 def compare(
     first: ScorePair, second: ScorePair, fprs: Iterable[float] = (0.01,), confidence: float = 0.95, seed: int = 0
 ) -> Comparison:
-    """Paired comparison of two attacks, each given as (member scores, held-out scores) of the same images in order.
+    """Compare two attacks, paired, each given as (member scores, held-out scores) of the same images in order.
 
     AUC: DeLong's paired test. With ψ_a an image's placement by attack a (the share of the other class on its right
     side), Var(AUC_1 - AUC_2) = Var(ψ_1 - ψ_2 | members)/n_member + Var(ψ_1 - ψ_2 | held-out)/n_heldout, which holds all
@@ -196,7 +196,7 @@ def compare(
 
 
 def _placements(member: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Twice the number of held-out scores above each member and of members below each held-out score; ties count half.
+    """Count twice the held-out scores above each member and the members below each held-out score; ties count half.
 
     Twice, so that they are integers, whose spread is 0 exactly when they are all equal.
     """
@@ -211,7 +211,7 @@ def _placements(member: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np
 def _mean_and_error(of_members: np.ndarray, of_heldout: np.ndarray) -> tuple[float, float]:
     """AUC (or difference of AUCs) from placements (or their differences), and DeLong's standard error.
 
-    A class of a single image adds no spread: the caller treats that case apart.
+    A class of a single image adds no spread: the caller treats that case separately.
     """
     pairs = of_members.size * of_heldout.size
     spreads = [np.var(p, ddof=1) * p.size for p in (of_members, of_heldout) if p.size > 1]
@@ -297,11 +297,11 @@ class _HalvedAdvantages(NamedTuple):
 def _halved_advantages(
     member: np.ndarray, heldout: np.ndarray, groups: tuple[np.ndarray, np.ndarray], seed: int
 ) -> _HalvedAdvantages:
-    """Means over both halves of several random halvings of the groups; each half has its share of both classes.
+    """Average over both halves of several random halvings of the groups; each half has its share of both classes.
 
-    Across, a threshold stands for all between two scores of its half; what is in between on the other side counts half.
-    Where a half has no member, or no held-out image, nothing is learned: `across` has a 0, and
-    `inside` is 0 if it never has both, which corrects nothing.
+    Across, a threshold stands for all between two scores of its half; scores of the other half in between count half.
+    Where a half has no member, or no held-out image, nothing is learned: `across` has a 0, and `inside` is 0 if it
+    never has both, which corrects nothing.
     """
     scores, group = np.concatenate([member, heldout]), np.concatenate(groups)
     order = np.argsort(scores, kind="stable")
@@ -459,7 +459,7 @@ def _tails(confidence: float) -> tuple[float, float]:
 
 
 def effective_size(scores: np.ndarray, groups: np.ndarray) -> float:
-    """How many independent images would have shares below a threshold that vary as much; at most `scores.size`.
+    """Return how many independent images have shares below a threshold that vary as much; at most `scores.size`.
 
     The variance of the share over whole groups, as a ratio to that over single images, both summed over the nine
     deciles of the scores: one threshold alone would make the ratio a matter of luck.
@@ -480,7 +480,7 @@ def effective_size(scores: np.ndarray, groups: np.ndarray) -> float:
 
 
 def _group_numbers(groups: Groups, sizes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers from 0 for the groups of both classes; an image on its own gets one of its own."""
+    """Number the groups of both classes from 0; an image on its own gets a number of its own."""
     labels = [np.full(size, ALONE) if group is None else np.asarray(group) for group, size in zip(groups, sizes)]
     for label, size, name in zip(labels, sizes, ("member", "held-out")):
         validate.check_shape(label, (size,), f"{name} groups")
@@ -502,7 +502,7 @@ def _counts(member: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.nda
 def _check_scores(
     member_scores: npt.ArrayLike, heldout_scores: npt.ArrayLike, prefix: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both as one-dimensional arrays of one floating type, not empty, all finite."""
+    """Return both as one-dimensional arrays of one floating type; they must be finite, and at least one each."""
     member = _checks.one_dimensional(member_scores, f"{prefix}member_scores")
     heldout = _checks.one_dimensional(heldout_scores, f"{prefix}heldout_scores")
     validate.check_finite(member, f"{prefix}member_scores")
@@ -513,7 +513,7 @@ def _check_scores(
 
 
 def _check_levels(fprs: Iterable[float], confidence: float) -> list[float]:
-    """The asked FPRs as floats in [0, 1); confidence must be inside (0, 1)."""
+    """Return the FPRs asked for as floats in [0, 1); confidence must be in (0, 1)."""
     validate.check_unit(confidence, "confidence")
     fprs = [float(fpr) for fpr in fprs]
     for fpr in fprs:

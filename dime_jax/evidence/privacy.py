@@ -50,7 +50,7 @@ def epsilon_lower_bound(
     randomised: bool = False,
     groups: Groups = (None, None),
 ) -> EpsilonBound:
-    """Lower confidence bound on epsilon from one set of scores; 0 if they show nothing.
+    """Compute a lower confidence bound on epsilon from one set of scores; 0 if they show nothing.
 
     (ε, δ)-DP implies TPR <= e^ε FPR + δ and 1 - FPR <= e^ε (1 - TPR) + δ for every threshold. Thresholds are chosen by
     the data, and corrected for:
@@ -112,13 +112,13 @@ def epsilon_lower_bound(
 
 
 def _one_of_each(scores: np.ndarray, groups: npt.ArrayLike | None) -> np.ndarray:
-    """The score of the first image of each group."""
+    """Return the score of the first image of each group."""
     first = np.unique(_checks.group_index(groups, scores.size, "groups"), return_index=True)[1]
     return scores[np.sort(first)]
 
 
 def dp_tpr_bound(fpr: npt.ArrayLike, epsilon: float, delta: float = 0.0) -> np.ndarray:
-    """The largest TPR that (ε, δ)-DP allows at each FPR: min(1, e^ε FPR + δ, 1 - e^-ε (1 - δ - FPR)).
+    """Return the largest TPR that (ε, δ)-DP allows at each FPR: min(1, e^ε FPR + δ, 1 - e^-ε (1 - δ - FPR)).
 
     The first branch is the paper's and binds at low FPR; the second is its mirror image, for clearing non-members.
     """

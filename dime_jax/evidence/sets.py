@@ -46,7 +46,7 @@ def set_test(
     level: float = 0.05,
     resamples: int = RESAMPLES,
 ) -> SetTest:
-    """Permutation test of a set against held-out images, whole groups at a time.
+    """Test a set against held-out images by permuting whole groups.
 
     Images of one owner, one shoot or one near-duplicate cluster resemble each other, and counting them one by one makes
     chance look like evidence. `groups` labels them (any labels; -1 for an image on its own): a group enters through its
@@ -97,7 +97,7 @@ def group_means(values: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def count_groups(groups: npt.ArrayLike | None, n: int) -> int:
-    """How many groups n images are in; -1 labels one on its own, and without labels all are."""
+    """Count the groups that n images are in; -1 labels one on its own, and without labels all are."""
     return int(_checks.group_index(groups, n, "groups").max()) + 1
 
 
@@ -146,7 +146,7 @@ def _permutation_p(values: np.ndarray, k: int, resamples: int, rng: np.random.Ge
 
 
 def _cut_to_sizes(index: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Images to keep, in rising order: of each group at most as many, at random, as a draw from `sizes` says."""
+    """Choose the images to keep, in rising order: from each group, at random, at most a number drawn from `sizes`."""
     limit = rng.choice(sizes, np.max(index) + 1)
     order = rng.permutation(index.size)
     order = order[np.argsort(index[order], kind="stable")]

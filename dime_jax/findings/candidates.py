@@ -10,7 +10,7 @@ from dime_jax import evidence
 from dime_jax.data.variations import ORIGINAL, VARIATIONS
 from dime_jax.evidence import FractionUsed, Judgement, KnownScores, Likeness, Ranks, SetTest, Verdict
 from dime_jax.findings import withholding
-from dime_jax.findings.ranking import find_power, rank, unused_p_values
+from dime_jax.findings.ranking import find_power, rank, told_apart_by_reference, unused_p_values
 from dime_jax.findings.results import AuditFindings, CandidateRow, CandidatesFound, LikenessFound, Power, Truth
 from dime_jax.protocol.facts import RunFacts
 from dime_jax.protocol.record import Record, finite
@@ -31,6 +31,7 @@ class _Judged:
     independent: int  # groups of held-out images
     groups: np.ndarray | None
     likeness: Likeness
+    reference_p: float | None
     withheld: str | None
     set_withheld: str | None
     p_values: np.ndarray
@@ -45,13 +46,14 @@ def find_candidates(record: Record, withheld: str | None) -> tuple[list[Candidat
     """Lines of candidates.csv, and their summary.
 
     Where verdicts are withheld from all, or one candidate is unlike the held-out images as a picture, there is neither
-    p-value nor verdict: it would compare unlike things.
+    p-value nor verdict: it would compare unlike things. So it would where the reference, which never saw the model,
+    tells candidates from held-out images.
     """
     if record.candidates is None:
         return [], None
     judged = _judge(record, record.candidates, withheld)
     rows = _rows(judged, record) + [
-        CandidateRow(id=one.id, reason=f"could not be read: {one.reason}") for one in record.facts.unusable_candidates
+        CandidateRow(id=one.id, reason=f"could not be used: {one.reason}") for one in record.facts.unusable_candidates
     ]
     return rows, _summary(judged, record, [row.verdict for row in rows])
 
@@ -66,7 +68,8 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     scores, ranks = record.varied()[0].best, rank(record, record.decider, table)
     names = [ORIGINAL, *VARIATIONS] if record.variations is not None else [None]
     groups, likeness = record.groups(indices), record.likeness
-    withheld = withheld or withholding.unlike_set(likeness)
+    reference_p = told_apart_by_reference(record, table)
+    withheld = withheld or withholding.unlike_set(likeness) or withholding.told_apart(reference_p)
     comparable = ~likeness.unlike & (withheld is None)
     independent = evidence.count_groups(_heldout_groups(record, ranks), int(np.sum(np.isfinite(ranks.heldout))))
     p_values, not_used = (
@@ -74,6 +77,8 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
     )
     ids, status = (dict(zip(table.index.tolist(), column)) for column in (table.ids, table.status.tolist()))
     problems = [_PROBLEMS[status[index]] for index in indices.tolist()]
+    silent = withholding.REFERENCE_SILENT if record.decider.way.reference else ""
+    problems = [own or ("" if np.isfinite(score) else silent) for own, score in zip(problems, scores.tolist())]
     return _Judged(
         [ids[index] for index in indices.tolist()],
         scores,
@@ -82,6 +87,7 @@ def _judge(record: Record, table: ScoreTable, withheld: str | None) -> _Judged:
         independent,
         groups,
         likeness,
+        reference_p,
         withheld,
         withheld or withholding.too_few_answers(np.isfinite(scores), len(record.facts.unusable_candidates)),
         p_values,
@@ -140,7 +146,7 @@ def _rows(judged: _Judged, record: Record) -> list[CandidateRow]:
 
 
 def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> CandidatesFound:
-    """All of them together; `words` are the verdicts, also on those that could not be read."""
+    """All of them together; `words` are the verdicts, also on those that could not be used."""
     verdicts, likeness, truth = judged.verdicts, judged.likeness, record.arrays.truth
     set_test, reverse = _set_tests(judged, record)
     return CandidatesFound(
@@ -158,7 +164,9 @@ def _summary(judged: _Judged, record: Record, words: Sequence[Verdict]) -> Candi
         set_withheld=judged.set_withheld,
         set_test=None if judged.set_withheld else set_test,
         less_like_members=reverse.p_value if reverse and reverse.p_value <= SURELY else None,
-        likeness=LikenessFound(likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike))),
+        likeness=LikenessFound(
+            likeness.set_p, likeness.set_unlike, unlike=int(np.sum(likeness.unlike)), reference_p=judged.reference_p
+        ),
         truth=_against_truth(verdicts.rejected, truth) if len(truth) else None,
         warnings=tuple(_warnings(judged, set_test, grouped_by_user=record.facts.settings.groups is not None)),
         adjusted=record.facts.adjusted,

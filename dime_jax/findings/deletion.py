@@ -119,7 +119,7 @@ def _rows(record: CompareRecord, check: DeletionCheck | None, reasons: list[str]
             )
         rows.append(row)
     unread = record.facts.unusable_candidates
-    return rows + [DeletionRow(id=one.id, reason=f"could not be read: {one.reason}") for one in unread]
+    return rows + [DeletionRow(id=one.id, reason=f"could not be used: {one.reason}") for one in unread]
 
 
 def _queries(record: CompareRecord) -> int:

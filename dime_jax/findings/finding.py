@@ -20,7 +20,7 @@ from dime_jax.findings.known_images import (
     find_caption_baseline,
     find_comparisons,
     find_crowding,
-    unanswered_warning,
+    unanswered_warnings,
 )
 from dime_jax.findings.results import AuditDecidedBy, AuditFindings, CandidateRow, Headline
 from dime_jax.guards import model_check
@@ -53,7 +53,7 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
         *evaluation.warnings,
         *facts.warnings,
         *(dependence_warning(record) if record.members_known else ()),
-        *unanswered_warning(unanswered),
+        *unanswered_warnings(unanswered, count_unanswered(record, of_reference=True)),
     )
     tables = [table for table in (record.candidates, record.variations) if table]
     halves = [record.calibration_images.table, record.known.table] if record.members_known else []
@@ -88,16 +88,18 @@ def find(record: Record, warnings: Sequence[str] = ()) -> Findings:
 
 def _without_members(record: Record) -> Evaluation:
     """The part of the results that needs no known members."""
-    identity = record.known.table.manifest["identity"]
+    table, reference = record.known.table, record.known.table.reference
+    identity = table.manifest["identity"]
     check = model_check.read_check(record.directory, identity["model"])
+    of_reference = {} if reference is None else {"reference": reference.manifest["identity"]["model"]}
     return Evaluation(
         results=(),
-        fingerprints={"model": identity["model"], "heldout_data": identity["data"]},
+        fingerprints={"model": identity["model"], **of_reference, "heldout_data": identity["data"]},
         precision=identity["precision"],
         seed=identity["seed"],
         queries_made=check.queries if check else 0,
         model_check=check,
-        warnings=(),
+        warnings=tuple(beside.noise_warnings(table, [stages.frozen_job(record.decider)])),
     )
 
 
@@ -130,6 +132,8 @@ def _withheld(record: Record, evaluation: Evaluation) -> str | None:
     row = evaluation.row(record.facts.decided_by)
     decides = None if row is None else row.read(record.facts.taken_out)
     worse = "the attack that decides does worse than chance on the test half"
-    return withholding.no_denoiser_or_swapped([evaluation.model_check], evaluation.direction) or (
-        worse if decides is not None and decides.auc.high < 0.5 else None
+    return (
+        withholding.no_denoiser_or_swapped([evaluation.model_check], evaluation.direction)
+        or withholding.partial(evaluation.reference_direction, record.facts.taken_out)
+        or (worse if decides is not None and decides.auc.high < 0.5 else None)
     )

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dime_jax._util.records import Json, field_names, plain, plain_object
-from dime_jax.evidence import Judgement
+from dime_jax.evidence import Judgement, Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import AuditFindings, DeletionFindings
-from dime_jax.findings.withholding import failures
+from dime_jax.findings.withholding import failures, partial
 from dime_jax.findings.wording import deletion_failures
 from dime_jax.protocol.evaluation import AdjustedRow, AtThreshold, Evaluation, ResultRow
 
@@ -24,6 +24,9 @@ _SHARES = re.compile(
 # What says nothing of candidates, or of a deletion, that could not be decided.
 _VERDICTS = frozenset({"evidence", "no_evidence", "truth"})
 _DELETION = frozenset({"flagged", "set_before", "set_after", "change"})
+# What there is with a reference only, at the top and in a row.
+_OF_REFERENCE = frozenset({"reference", "reference_queries_made", "reference_direction"})
+_BESIDE = {way.value for way in Way if way.reference}
 
 # What results.json of an audit and compare.json have at their top, and what every row has.
 AUDIT_KEYS = frozenset(field_names(AuditFindings))
@@ -88,16 +91,19 @@ def check(condition: str, results: Evaluation | DeletionFindings) -> bool:
     return _OPERATORS[comparison](_look_up(path, {**plain_object(results), **rows}), bound)
 
 
-def check_possible(condition: str, keys: Collection[str], rows: Collection[str]) -> None:
+def check_possible(condition: str, keys: Collection[str], rows: Collection[str], reference: bool = True) -> None:
     """Refuse a condition on what results will not have, before anything is computed.
 
     Args:
       condition: as for `parse`.
       keys: at the top of the results; what is below them is not checked.
       rows: the names attack@queries that rows may have.
+      reference: whether a second model is asked.
     """
     path = parse(condition).path
     first, *rest = path.split(".")
+    if not reference and (first in _OF_REFERENCE or (rest and rest[0] in _BESIDE)):
+        raise ValueError(f"the results will have nothing for the condition {condition!r}: there is no reference")
     if first in rows and rest[:1] != ["setting"]:
         _look_up(path, {first: ROW})
     elif first not in rows and first not in keys:
@@ -123,6 +129,9 @@ def _doubts(results: Evaluation | DeletionFindings) -> list[str]:
     wrong = failures({"The model": results.model_check})
     if results.direction.judgement is Judgement.BELOW:
         wrong.append("members and held-out images look swapped, or differ in kind (see the headline)")
+    if isinstance(results, AuditFindings):
+        partial_reference = partial(results.reference_direction, results.decided_by.taken_out)
+        wrong += [] if partial_reference is None else [f"{partial_reference} (see the headline)"]
     row = results.deciding_row if isinstance(results, AuditFindings) else None
     if not wrong and isinstance(results, AuditFindings) and row is not None and row.auc.high < 0.5:
         wrong.append(f"{results.decided_by.label} does worse than chance on the test half, so the sets may be swapped")

@@ -15,7 +15,6 @@ from dime_jax.protocol.arrays import BlindScores
 from dime_jax.protocol.calibration import Calibration
 from dime_jax.protocol.frozen import best_calibrated, level_only, without_crowding
 from dime_jax.protocol.record import KnownImages, Record
-from dime_jax.scoring import score_table
 from dime_jax.scoring.score_table import NOT_FINITE
 
 _DEPENDENT_SHARE = 0.1  # of the test images in groups, from which on it is said what allows for them
@@ -118,10 +117,14 @@ def dependence_warning(record: Record) -> list[str]:
     ]
 
 
-def count_unanswered(record: Record) -> RoleCounts:
-    """How many images of each role the model gave no finite answer for, in any table of the audit."""
-    halves = [score_table.read_table(record.directory / half) for half in stages.HALVES if record.members_known]
+def count_unanswered(record: Record, of_reference: bool = False) -> RoleCounts:
+    """How many images of each role the model, or the reference, gave no finite answer for, in any table."""
+    halves = [record.calibration_images.table, record.known.table] if record.members_known else []
     tables = halves if record.candidates is None else [*halves, record.candidates]
+    if of_reference:
+        tables = [table.reference for table in tables if table.reference is not None]
+    if not tables:
+        return RoleCounts(0, 0, 0)
     flagged = np.unique(np.concatenate([table.index[table.status == NOT_FINITE] for table in tables]))
     candidates = np.isin(flagged, record.arrays.candidates)
     splits = stages.read_halves(record.directory) if record.members_known else [record.split]
@@ -129,10 +132,11 @@ def count_unanswered(record: Record) -> RoleCounts:
     return RoleCounts(*(int(these.sum()) for these in (members, ~members & ~candidates, candidates)))
 
 
-def unanswered_warning(counts: RoleCounts) -> list[str]:
-    """Warn about images without a finite answer, if there are any."""
-    named = ", ".join(f"{count} {ROLES[role]}" for role, count in vars(counts).items() if count)
-    return [f"the model gave no finite answer for {named}: they were left out"] if named else []
+def unanswered_warnings(counts: RoleCounts, of_reference: RoleCounts) -> list[str]:
+    """Warn about images without a finite answer of the model, and of the reference, if there are any."""
+    lines = (counts, "the model", "they were left out"), (of_reference, "the reference", "nothing is read beside it")
+    named = [", ".join(f"{n} {ROLES[role]}" for role, n in vars(these).items() if n) for these, *_ in lines]
+    return [f"{who} gave no finite answer for {of}: {so}" for of, (_, who, so) in zip(named, lines) if of]
 
 
 def _compare(record: Record, first: Calibration, second: Calibration) -> metrics.Comparison:

@@ -4,11 +4,13 @@ With something taken out of the scores, the p-value of a candidate comes from a 
 candidate alone, so that it does not depend on who else was asked about; a test of the set uses one pile of all.
 """
 
+import itertools
+
 import numpy as np
 
 from dime_jax import evidence
 from dime_jax.attacks import describe_attack
-from dime_jax.evidence import Pile, Ranks
+from dime_jax.evidence import Pile, Ranks, Way
 from dime_jax.findings.results import Power
 from dime_jax.protocol import calibration, stages, statistics
 from dime_jax.protocol.calibration import Calibration
@@ -17,6 +19,7 @@ from dime_jax.scoring.score_table import ScoreTable
 
 LEVELS = (0.05, 0.01)  # at which power is stated
 _MOST_MEMBERS = 300  # known members that power is counted on: each takes a fit of its own
+_RESAMPLES = 4_999
 
 
 def rank(
@@ -55,6 +58,42 @@ def unused_p_values(record: Record, table: ScoreTable) -> np.ndarray:
     if record.pictures is None:
         return np.full(len(record.arrays.candidates), np.nan)
     return rank(record, calibration.to_adjust(decider), table).p_values
+
+
+def told_apart_by_reference(record: Record, table: ScoreTable) -> float | None:
+    """The p-value, for either side, of the reference's own scores telling candidates from held-out images.
+
+    If it was trained on none of them, or on all alike, and they are of one kind, these scores can be swapped as the
+    pictures can, whichever of the candidates the model was trained on. Each score is looked at as it is, and minus what
+    the picture explains; the p-value allows for all looks. None if no reference is taken out of the scores.
+    """
+    frozen = record.decider
+    if not frozen.way.reference:
+        return None
+    heldout, images = record.arrays.heldout, np.concatenate([record.arrays.heldout, record.arrays.candidates])
+    pile = calibration.to_adjust(frozen, Way.BESIDE if record.pictures is None else Way.BESIDE_ADJUSTED).pile(
+        stages.terms_of(table, frozen, images), statistics.of_images(record.pictures, images)
+    )
+    first = np.arange(len(images)) < len(heldout)
+    sides = [pile.known & first, pile.known & ~first]
+    if not all(side.any() for side in sides):
+        return None
+    own, pictures = pile.statistics[:, :, 0, -1], pile.statistics[:, :, 0, :-1]
+    left = evidence.difficulty_residuals(own[:, pile.known], pictures[:, pile.known])
+    looks, found = [*own[:, pile.known], *left], []
+    groups = [record.groups(images[side]) for side in sides]
+    for scores, sign in itertools.product(looks, (1, -1)):
+        of_heldout, of_candidates = (sign * scores[side[pile.known]] for side in sides)
+        test = evidence.set_test(
+            of_candidates,
+            of_heldout,
+            groups[1],
+            record.facts.settings.seed,
+            heldout_groups=groups[0],
+            resamples=_RESAMPLES,
+        )
+        found.append(test.p_value)
+    return min(1.0, len(found) * min(found))
 
 
 def find_power(record: Record, table: ScoreTable) -> tuple[Power, ...]:

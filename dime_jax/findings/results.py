@@ -126,11 +126,20 @@ class StudyFindings(Evaluation):
 
 @dataclasses.dataclass(frozen=True)
 class LikenessFound:
-    """Whether the candidates are the same kind of picture as the held-out images, and how many of them are not."""
+    """Whether the candidates are the same kind of picture as the held-out images.
+
+    Attributes:
+      set_p: p-value of the set being as far from the held-out images, by statistics of the pictures.
+      set_unlike: whether it is too far.
+      unlike: how many of them are, one by one.
+      reference_p: p-value of a reference, which never saw the model, telling the two sets apart by its own answers;
+        absent if none is taken out of the scores.
+    """
 
     set_p: float
     set_unlike: bool
     unlike: Absent[int] = None
+    reference_p: Absent[float] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +165,7 @@ class CandidatesFound:
     """All candidates together; candidates.csv has a line for each.
 
     Attributes:
-      count: how many, also those that could not be read.
+      count: how many, also those that could not be used.
       evidence: show evidence of membership.
       no_evidence: show none.
       cannot_tell: cannot be told.

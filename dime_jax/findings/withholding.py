@@ -9,13 +9,17 @@ import numpy as np
 
 from dime_jax import evidence
 from dime_jax.data.batches import MAX_UNUSABLE_FRACTION
-from dime_jax.evidence import Direction, Judgement
+from dime_jax.evidence import Direction, Judgement, Way
+from dime_jax.evidence.likeness import ERROR_RATE
 from dime_jax.guards.wiring import DenoiserCheck
 
 NO_FINITE_ANSWER = "the model gave no finite answer"
+REFERENCE_SILENT = "the reference gave no finite answer"
 SWAPPED = "members and held-out images look swapped"
 UNLIKE = "as a picture it is unlike the held-out images"
 UNLIKE_SET = "as pictures they are unlike the held-out images"
+TOLD_APART = "the reference tells them from the held-out images by itself"
+PARTIAL = "the reference knows the held-out images better than the members"
 
 
 def no_denoiser_or_swapped(checks: Sequence[DenoiserCheck | None], direction: Direction) -> str | None:
@@ -38,13 +42,24 @@ def too_few_answers(answered: np.ndarray, unreadable: int) -> str | None:
     if not unreadable:
         return f"{NO_FINITE_ANSWER} for {unanswered} of {count} candidates"
     also = f", and {NO_FINITE_ANSWER} for {unanswered}" if unanswered else ""
-    return f"{unreadable} of {count} candidates could not be read{also}"
+    return f"{unreadable} of {count} candidates could not be used{also}"
 
 
 def unlike_set(likeness: evidence.Likeness) -> str | None:
     """Why nobody is judged, if the candidates are another kind of picture, as a set or most of them."""
     most = np.sum(likeness.unlike) > len(likeness.unlike) / 2
     return UNLIKE_SET if likeness.set_unlike or most else None
+
+
+def told_apart(p_value: float | None) -> str | None:
+    """Why nobody is judged beside a reference that tells candidates from held-out images, whatever the model says."""
+    return TOLD_APART if p_value is not None and p_value <= ERROR_RATE else None
+
+
+def partial(reference: Direction | None, decides: Way) -> str | None:
+    """Why nobody is judged beside a reference that was, as it seems, trained on held-out images."""
+    below = reference is not None and reference.judgement is Judgement.BELOW
+    return PARTIAL if below and decides.reference else None
 
 
 def reasons(withheld: str | None, problems: Sequence[str], comparable: np.ndarray) -> list[str]:

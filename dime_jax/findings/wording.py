@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from dime_jax.attacks import describe_attack
+from dime_jax.core.denoiser import EMPTY
 from dime_jax.evidence import DeletionVerdict, Direction, FractionUsed, Judgement, Way
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings.results import (
@@ -13,7 +14,7 @@ from dime_jax.findings.results import (
     Headline,
     LikenessFound,
 )
-from dime_jax.findings.withholding import failures
+from dime_jax.findings.withholding import failures, partial, told_apart
 from dime_jax.protocol.evaluation import AdjustedRow, Evaluation, ResultRow
 
 _SURELY = 0.01
@@ -63,6 +64,30 @@ def minus(way: Way) -> str:
     return f", minus what {parts[way]}" if way in parts else ""
 
 
+def taken_out(way: Way) -> str:
+    """How something is taken out of the scores behind p-values, behind other sentences; nothing of plain ones."""
+    fit = (
+        "by a fit over the held-out images and this candidate that knows no labels and treats all of them alike"
+        f"{': what is left is what the model has learned and the reference has not' if way.reference else ''}."
+    )
+    reference = " The reference was asked the same with the same noise, so what its score explains"
+    picture = (
+        " A hard picture has a high score whether the model saw it or not, so what statistics of the picture explain"
+    )
+    return {
+        Way.PLAIN: "",
+        Way.ADJUSTED: f"{picture} is taken out first, {fit}",
+        Way.BESIDE: f"{reference} is taken out first, {fit}",
+        Way.BESIDE_ADJUSTED: f"{reference} is taken out first, together with what statistics of the picture do, {fit}",
+    }[way]
+
+
+def queries_made(results: Evaluation | DeletionFindings) -> str:
+    """ "1,200 queries made", and those of a reference."""
+    asked = results.reference_queries_made if isinstance(results, Evaluation) else None
+    return f"{results.queries_made:,} queries made{'' if asked is None else f', and {asked:,} of the reference'}"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """ "84.2 %", and a dash for nothing."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
@@ -83,6 +108,8 @@ def p_text(p: float | None) -> str:
 
 def _answer(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
     blind = results.blind_baseline
+    if partial(results.reference_direction, results.decided_by.taken_out):
+        return "The reference knows the held-out images better than the members: nothing can be read beside it."
     if results.direction.judgement == Judgement.BELOW:
         return "Members and held-out images look swapped: it is the held-out images that look like training images."
     if row.auc.high < 0.5:
@@ -119,7 +146,19 @@ def _detail(results: AuditFindings, row: ResultRow | AdjustedRow) -> str:
         f"{attack}, tells a member from a held-out image {interval(row.auc)} of the time; 50 % is chance. "
         f"With at most 1 % false alarms it finds {interval(row.tpr_at_1pct_fpr)} of the members. Measured on "
         f"{test.members:,} members and {test.heldout:,} held-out images that were not used to choose any "
-        "setting; ranges are 95 % intervals."
+        f"setting; ranges are 95 % intervals.{_assumed(results)}"
+    )
+
+
+def _assumed(results: AuditFindings) -> str:
+    """What a verdict beside a reference takes for granted, behind other sentences; nothing without one."""
+    if not results.decided_by.taken_out.reference or results.reference is None:
+        return ""
+    asked = "candidates" if results.candidates else "members"
+    return (
+        f" This takes for granted that the reference, {results.reference.name}, was trained on none of these images or "
+        f"on {asked} and held-out images alike, and that the held-out images are of the {asked}’ kind and style: a "
+        "model that was tuned to a style does better on every picture of it, whether it saw that picture or not."
     )
 
 
@@ -164,6 +203,7 @@ def fraction(found: FractionUsed | None) -> str:
 def _alarms(results: AuditFindings, row: ResultRow | AdjustedRow) -> list[str]:
     return [
         *direction_alarms(results.direction),
+        *reference_alarms(results.reference_direction),
         *_blind_alarms(
             results.blind_baseline,
             "A classifier that never saw the model tells",
@@ -179,7 +219,7 @@ def _alarms(results: AuditFindings, row: ResultRow | AdjustedRow) -> list[str]:
             "none",
             "may come from them",
         ),
-        *_candidate_alarms(results.candidates),
+        *_candidate_alarms(results.candidates, results.decided_by.taken_out.reference),
         *_contradiction(results.candidates, row),
     ]
 
@@ -205,7 +245,7 @@ def asked_captions(captions: str, attacks: Iterable[str] = ()) -> str:
         return "the model was asked about every image with the empty caption"
     own = "the model was asked about every image with the image’s own caption"
     asking = [describe_attack(name) for name in dict.fromkeys(attacks)]
-    titles = [attack.title for attack in asking if len(attack.conditions) > 1]
+    titles = [attack.title for attack in asking if EMPTY in attack.conditions]
     return f"{own}; {', '.join(titles)} also with each third of it and with the empty one" if titles else own
 
 
@@ -222,7 +262,8 @@ def _contradiction(found: CandidatesFound | None, row: ResultRow | AdjustedRow) 
 
 def evaluation_alarms(results: Evaluation) -> list[str]:
     """What to read first in the results of a run without a headline: is it a denoiser, and are the sets swapped?"""
-    return [*failures({"The model": results.model_check}), *direction_alarms(results.direction)]
+    about_sets = [*direction_alarms(results.direction), *reference_alarms(results.reference_direction)]
+    return [*failures({"The model": results.model_check}), *about_sets]
 
 
 def direction_alarms(direction: Direction) -> list[str]:
@@ -235,15 +276,40 @@ def direction_alarms(direction: Direction) -> list[str]:
     if direction.judgement != Judgement.BELOW:
         return []
     worst = min(direction.aucs, key=lambda auc: auc.high)
+    minus, also = (
+        (" minus what the reference explains,", ", or the reference knows members") if worst.beside else ("", "")
+    )
     return [
         f"Members look less like training images than held-out images do: the witness, a score that learned nothing "
-        f"from the labels, has an AUC of {percent(worst.value)} at t = {worst.t}, clearly below 50 % (at most "
-        f"{percent(worst.high)}). Either the two sets were swapped, or they differ in kind. Check which is which; "
-        "until then every other number here may be the wrong way round."
+        f"from the labels,{minus} has an AUC of {percent(worst.value)} at t = {worst.t}, clearly below 50 % (at most "
+        f"{percent(worst.high)}). Either the two sets were swapped, or they differ in kind{also}. Check which is "
+        "which; until then every other number here may be the wrong way round."
+    ]
+
+
+def reference_alarms(reference: Direction | None) -> list[str]:
+    """What to read first about a reference that tells members from held-out images by itself."""
+    if reference is None or reference.judgement not in (Judgement.BELOW, Judgement.ABOVE):
+        return []
+    below = reference.judgement is Judgement.BELOW
+    one = min(reference.aucs, key=lambda auc: auc.high) if below else max(reference.aucs, key=lambda auc: auc.low)
+    known, so = "members", "hides what the model remembers of them"
+    if below:
+        known, so = "held-out images", "makes every other image look like a member beside it"
+    return [
+        f"The reference by itself, without the model, tells members from held-out images: its AUC is "
+        f"{percent(one.value)} at t = {one.t}, and should be near 50 %. Either it was trained on some {known}, too, "
+        f"which {so}, or the two sets differ in kind or style. Use another reference, or other held-out images."
     ]
 
 
 def _likeness_alarms(likeness: LikenessFound) -> list[str]:
+    if not likeness.set_unlike and told_apart(likeness.reference_p):
+        return [
+            f"The reference by itself, without the model, tells the candidates from the held-out images "
+            f"({p_text(likeness.reference_p)}). Either it was trained on images of one of these sets, or they differ "
+            "in kind or style. Use another reference, or held-out images that were made as the candidates were."
+        ]
     if not likeness.set_unlike:
         return []
     return [
@@ -253,8 +319,8 @@ def _likeness_alarms(likeness: LikenessFound) -> list[str]:
     ]
 
 
-def _candidate_alarms(found: CandidatesFound | None) -> list[str]:
-    """What to read first about the candidates."""
+def _candidate_alarms(found: CandidatesFound | None, beside: bool) -> list[str]:
+    """What to read first about the candidates, whose scores may be read beside a reference."""
     if found is None:
         return []
     alarms = _likeness_alarms(found.likeness)
@@ -262,7 +328,7 @@ def _candidate_alarms(found: CandidatesFound | None) -> list[str]:
         alarms.append(
             f"The candidates look clearly less like training images than the held-out images do "
             f"({p_text(found.less_like_members)}). Either some held-out images were trained on, or the two sets "
-            "differ in kind."
+            f"differ in kind{', or the reference knows the candidates' if beside else ''}."
         )
     return alarms
 
@@ -290,9 +356,9 @@ def _without_members(results: AuditFindings) -> Headline:
     detail = (
         f"{title(decided.attack, decided.queries_per_image)} per image{minus(decided.taken_out)}, "
         f"compared with {found.heldout:,} images that the model was not trained on. No members were known, "
-        "so how strong the attack is on this model is not known: finding nothing means little."
+        f"so how strong the attack is on this model is not known: finding nothing means little.{_assumed(results)}"
     )
-    return Headline(answer, detail, _candidates(found), tuple(_candidate_alarms(found)))
+    return Headline(answer, detail, _candidates(found), tuple(_candidate_alarms(found, decided.taken_out.reference)))
 
 
 def deletion_failures(results: DeletionFindings) -> list[str]:

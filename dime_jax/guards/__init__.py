@@ -1,1 +1,1 @@
-"""Is it a denoiser, is it asked in its own terms, is it still the same one? Asked before any verdict."""
+"""Is the model a denoiser, is it asked in its own terms, and is it still the same one? Checked before any verdict."""

@@ -1,9 +1,9 @@
-"""Is it still the same model? Its answer to one fixed question is kept, and asked for again whenever a run resumes.
+"""Is it still the same model? Its answer to one fixed question is stored, and asked for again whenever a run resumes.
 
-All that is known of a plain function is its name, and of a hosted model what its server claims. Another model under
-the same name would be given the answers of the first. So one query is spent on a fixed input, at the beginning and at
-every resume, and the answers must agree to 1e-4 of their size: accelerators round. At the beginning it is asked twice:
-a model whose answers are noisy cannot be asked for differences between two of them.
+All that is known of a plain function is its name, and of a hosted model what its server claims. Another model under the
+same name would be credited with the answers of the first. So one query is spent on a fixed input, at the beginning and
+at every resume, and the answers must agree to 1e-4 of their size: accelerators round. At the beginning it is asked
+twice: a model whose answers are noisy cannot be asked for differences between two of them.
 
 RUN/model_answer.json       {fingerprint: {queries, answer, noise}}
 RUN/queries-answer.bin      their ledger; they are about no image of the run
@@ -31,11 +31,11 @@ from dime_jax.scoring.query_ledger import NO_IMAGE, BudgetExceeded, Ledger
 
 FILE = "model_answer.json"
 TOLERANCE = 1e-4  # of the largest number in the answer
-_NOISE_FACTOR = 5.0  # a noisy model's answers differ by as many times what they differed by at first, at most
-_KEPT = 4096  # numbers of an answer
+_NOISE_FACTOR = 5.0  # a noisy model's answers may differ by this many times what they differed by at first
+_KEPT = 4096  # numbers of an answer that are stored
 TRACE = "trace"  # the name of DIME's crowding among the readings
 _GOLDEN = (5**0.5 - 1) / 2
-# The functions that were recognised in this process, and in which runs: nobody can have exchanged them since.
+# The functions that were recognised in this process, and in which runs: nobody can have swapped them since.
 _recognised: "weakref.WeakKeyDictionary[Denoiser, set[pathlib.Path]]" = weakref.WeakKeyDictionary()
 
 
@@ -59,9 +59,9 @@ def guard(
     options: scoring.ScoringOptions,
     hooks: scoring.Hooks = scoring.NO_HOOKS,
 ) -> scoring.Hooks:
-    """Return hooks for all score tables of a run with which a model that is not a network of ours is recognised.
+    """Return hooks, for all score tables of a run, that recognise a model that is not one of our networks.
 
-    At the beginning of a run it is asked now. Of a run that resumes, damage is found first: the model is asked when the
+    At the beginning of a run it is asked now. When a run resumes, damage is detected first: the model is asked once the
     first table is open. Networks that were opened from files have fingerprints of their weights, and are not asked.
 
     Raises:
@@ -80,7 +80,7 @@ def guard(
 
 
 def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions) -> None:
-    """Ask a model the fixed question, and compare its answer with the one that is kept.
+    """Ask a model the fixed question, and compare its answer with the stored one.
 
     Two queries at the beginning of a run, and one whenever it resumes; none about a function that was recognised in
     this process, and none where the budget is used up, for then nothing else is asked either.
@@ -91,7 +91,7 @@ def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Scor
       options: its budget is that of the run; and how to retry.
 
     Raises:
-      ValueError: if the answer is another, is not finite, or cannot be paid for at the beginning.
+      ValueError: if the answer differs, is not finite, or is beyond the budget at the beginning.
     """
     known = _recognised.setdefault(denoiser, set())
     if denoiser.requests is None and directory.absolute() in known:
@@ -101,12 +101,12 @@ def recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Scor
 
 
 def queries(directory: pathlib.Path, fingerprint: str) -> int:
-    """How many queries that took, so far."""
+    """Return how many queries this took so far."""
     return _recall(directory, fingerprint).queries
 
 
 def noise_warnings(directory: pathlib.Path, fingerprint: str) -> list[str]:
-    """A line on what cannot be expected of a model whose answers are noisy; none for others."""
+    """Return a line on what a model whose answers are noisy cannot tell; none for other models."""
     noise = _recall(directory, fingerprint).noise
     if noise <= TOLERANCE:
         return []
@@ -127,7 +127,7 @@ def _recognise(directory: pathlib.Path, denoiser: Denoiser, options: scoring.Sco
     total, needed = options.budget.total, 2 if entry.answer is None else 1
     if total is not None and total - made < needed:
         if made == 0:
-            raise BudgetExceeded(f"the budget must be >= {needed} queries, to tell a changed model, got {total}")
+            raise BudgetExceeded(f"the budget must be >= {needed} queries, to detect a changed model, got {total}")
         options.say("warning: the budget is used up, so nothing checks that this is still the same model")
         return
     allowance = None if total is None else total - made
@@ -153,14 +153,14 @@ def _check_same(denoiser: Denoiser, kept: np.ndarray, answer: np.ndarray, noise:
 
 
 def _difference(one: np.ndarray, two: np.ndarray) -> float:
-    """The largest, relative to the largest number of the first; infinite for answers of different models."""
+    """Return the largest difference, relative to the largest number of the first; infinite for different shapes."""
     if one.shape != two.shape:
         return float("inf")
     return float(np.max(np.abs(one - two)) / max(np.max(np.abs(one)), 1e-30))
 
 
 def _ask(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOptions, ledger: Ledger) -> np.ndarray:
-    """The numbers that are kept of one answer."""
+    """Ask the question once, and return the numbers to store."""
     x, t, condition = _question(denoiser)
 
     def debit(part: slice) -> None:
@@ -176,7 +176,7 @@ def _ask(directory: pathlib.Path, denoiser: Denoiser, options: scoring.ScoringOp
 
 
 def _question(denoiser: Denoiser) -> tuple[np.ndarray, int, PyTree]:
-    """An image of what looks like noise, the same on every machine, at the middle timestep, in the first class."""
+    """Make an image of what looks like noise, the same on every machine, at the middle timestep, in the first class."""
     size = int(np.prod(denoiser.shape))
     uniform = (np.arange(1, size + 1) * _GOLDEN) % 1.0
     x = scipy.special.ndtri(np.clip(uniform, 1e-6, 1 - 1e-6)).astype(np.float32).reshape(1, *denoiser.shape)

@@ -1,4 +1,4 @@
-"""The check of a run's model: made once, on images that it was not trained on, and kept in the run's directory.
+"""Check a run's model once, on images that it was not trained on, and store the outcome in the run's directory.
 
 RUN/model_check.json    {fingerprint: {queries, outcome}}; outcome is null until the check is done
 """
@@ -80,7 +80,7 @@ def check_once(
 
 
 def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | None:
-    """The outcome of a model's check in this directory; None if it was not checked there.
+    """Read the outcome of a model's check in this directory; None if it was not checked there.
 
     Its queries are those of the check, and those that it took to recognise the model (`identity`).
     """
@@ -92,7 +92,7 @@ def read_check(directory: pathlib.Path, fingerprint: str) -> DenoiserCheck | Non
 def _choose(
     denoiser: Denoiser, source: data.Source, heldout: np.ndarray, transform: data.Transform, seed: int
 ) -> _Images:
-    """The first readable images of a random order."""
+    """Choose the first readable images in a random order."""
     chosen: list[int] = []
     pixels: list[np.ndarray] = []
     for index in np.random.default_rng(seed).permutation(heldout).tolist():
@@ -141,7 +141,7 @@ def _check(
     retrying = eps if denoiser.traceable else scoring.with_retries(eps, options.retry, options.say)
 
     def ask(model: Denoiser, x: jax.Array, t: int, condition: PyTree) -> np.ndarray:
-        # Another object than the run's model is a guess at its layout: if it fails, that is the answer.
+        # Any object but the run's model is a guess at its layout: if it fails, that is the answer.
         once = retrying if model is denoiser else eps
         parts = [slice(start, start + micro_batch) for start in range(0, count, micro_batch)]
         conditions = [jax.tree.map(lambda rows, part=part: rows[part], condition) for part in parts]
@@ -154,6 +154,6 @@ def _check(
 
 
 def _allowed(budget: Budget, count: int, elsewhere: int) -> float:
-    """The most queries that a check with so many images may make, over all resumes, beside those made elsewhere."""
+    """Return how many queries a check of `count` images may make over all resumes, besides those made elsewhere."""
     total = np.inf if budget.total is None else max(0, budget.total - elsewhere)
     return min(total, np.inf if budget.per_image is None else count * budget.per_image)

@@ -1,4 +1,4 @@
-"""Is a converted model alive? Noise-prediction error over t on a few images, and a small sheet of DDIM samples."""
+"""Does a converted model work? Noise-prediction error over t on a few images, and a small sheet of DDIM samples."""
 
 import json
 from pathlib import Path
@@ -48,8 +48,8 @@ def check_model(
 ) -> ModelCheck:
     """Measure a model and write `samples.png` and `check.json` to `output_dir`.
 
-    A living model has errors well below 1 at all but the smallest t, falling as t grows, and samples that look like its
-    training images. A conversion that went wrong shows at once: errors near or above 1, and noise for samples.
+    A working model has errors well below 1 at all but the smallest t, falling as t grows, and samples that look like
+    its training images. A failed conversion shows at once: errors near or above 1, and noise for samples.
 
     Args:
       denoiser: the model.
@@ -83,13 +83,13 @@ def check_model(
 
 
 def _pictures(denoiser: Denoiser, samples: np.ndarray) -> np.ndarray:
-    """Samples as pictures, where a model with latents says how (`LatentDenoiser.decode`)."""
+    """Turn samples into pictures, where a model with latents says how (`LatentDenoiser.decode`)."""
     decode = getattr(denoiser, "decode", None)
     return samples if decode is None else np.asarray(decode(jnp.asarray(samples)))
 
 
 def _condition_of_samples(denoiser: Denoiser, condition: PyTree, count: int) -> PyTree:
-    """Every class in turn; of other models the conditions of the images in turn."""
+    """Return every class in turn; for other models, the conditions of the images in turn."""
     if denoiser.num_classes is not None:
         return np.arange(count) % denoiser.num_classes
     return jax.tree.map(lambda rows: rows[np.arange(count) % len(rows)], condition)
@@ -98,7 +98,7 @@ def _condition_of_samples(denoiser: Denoiser, condition: PyTree, count: int) -> 
 def noise_errors(
     denoiser: Denoiser, images: jax.Array, timesteps: ArrayLike, key: jax.Array, condition: PyTree
 ) -> np.ndarray:
-    """Mean of (eps(√ᾱ x + σ ε, t) - ε)² at each t, for x in the model's own space; the same noise at all of them.
+    """Measure the mean of (eps(√ᾱ x + σ ε, t) - ε)² at each t, for x in the model's own space, with the same noise.
 
     Args:
       denoiser: the model.
@@ -113,7 +113,7 @@ def noise_errors(
 
 
 def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyTree = None) -> np.ndarray:
-    """Deterministic DDIM from noise: x₀ = (x - σ ε)/√ᾱ clipped to [-1, 1], then x = √ᾱ' x₀ + σ' ε at the next t'.
+    """Run deterministic DDIM from noise: x₀ = (x - σ ε)/√ᾱ clipped to [-1, 1], then x = √ᾱ' x₀ + σ' ε at the next t'.
 
     Where ᾱ = 0 (zero terminal SNR), x₀ cannot be had from ε and starts at 0. Latents have no bounds to clip them to.
 
@@ -137,7 +137,7 @@ def ddim_sample(denoiser: Denoiser, start: jax.Array, steps: int, condition: PyT
 
 
 def sample_sheet(images: np.ndarray) -> Image.Image:
-    """Images [N, H, W, C] in [-1, 1] side by side, in rows as long as there are rows; C is 1 or 3 (else the first)."""
+    """Lay out images [N, H, W, C] in [-1, 1] in rows as long as there are rows; C is 1 or 3 (else the first)."""
     pixels = to_uint8(images)
     pixels = pixels if pixels.shape[-1] == 3 else pixels[..., :1].repeat(3, axis=-1)
     count, height, width, _ = pixels.shape

@@ -1,6 +1,6 @@
 """Is this a denoiser at all, and is it asked in its own terms?
 
-A function that returns ones, an untrained network and a network under another's schedule give every attack scores
+A function that returns ones, an untrained network and a network under another model's schedule give every attack scores
 without any signal. Left unchecked, that reads as "no sign that this model remembers".
 
 **Does it predict noise?** At t = 0.5 T, 0.75 T and 0.98 T, r(t) = mean‖ξ - ε̂(√ᾱ x + σ ξ, t)‖² / mean‖ξ‖² is 1 for a
@@ -12,24 +12,24 @@ model that predicts zero. The highest r at these t, measured on 16 held-out imag
     the shipped weights plus noise of 0.5 and 1 standard deviation  0.11 and 0.40
     zero; a constant c; the random networks of the tests            1.0; 1 + c²; 1.35 to 1.42
 
-So with r >= 0.9 it is not a denoiser. Low t condemns nothing: there a perfect memoriser is worse than zero on images
-that it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is above
-0.9, which at these t takes a schedule with little noise, it is the limit.
+So with r >= 0.9 it is not a denoiser. Low t is no ground for rejection: there a perfect memoriser is worse than zero on
+images that it does not know. If it answers with an image drawn at random, r is 2 var(x) ᾱ/σ². Where 1.25 times that is
+above 0.9, which at these t takes a schedule with little noise, it is the limit.
 
 **Would it do clearly better if asked otherwise?** As a predictor of v, of the clean image or of the score; with images
 in [0, 1]; with channels first; under another schedule; with mirrored, turned or inverted pictures. Errors of different
 questions cannot be compared as they are: with less contrast or more noise every prediction is better. So each is
-divided by the error that the means and
-variances of pixels alone allow: q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ var + σ²) and c = 0.005, below which
-differences are nobody's mistake. An alternative is named if, over t = 0.1, 0.2, 0.3, 0.5 and 0.75 T, its q is nowhere
-more than 3 % above that of the question as given, is 1.25 times lower in geometric mean, and is 0.9 or less somewhere:
-it must show knowledge of images beyond the means of their pixels, as no weak model and no constant does under any
-reading. Other predictions than noise are named only where the first check failed, as it must if they are right. Another
-schedule must also bring the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖², closer to 1: with too much noise for its t a
-model returns more than all of it, with too little less, however little it knows of the images.
+divided by the error that the means and variances of pixels alone allow: q = (e + c) / (b + c) with b = mean ᾱ var/(ᾱ
+var + σ²) and c = 0.005, below which a difference is no sign of a mistake. An alternative is named if, over t = 0.1,
+0.2, 0.3, 0.5 and 0.75 T, its q is nowhere more than 3 % above that of the question as given, is 1.25 times lower in
+geometric mean, and is 0.9 or less somewhere: it must show knowledge of images beyond the means of their pixels, as no
+weak model and no constant does under any reading. Other predictions than noise are named only where the first check
+failed, as it must if they are right. Another schedule must also bring the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖²,
+closer to 1: with too much noise for its t a model returns more than all of it, with too little less, however little it
+knows of the images.
 
 Gaussian, ideal and nearest-neighbour denoisers of eight sets of images, each under three schedules of 250 and 1,000
-steps, with twelve choices of images: asked rightly, no alternative passes even without the factor of 1.25. With it,
+steps, with twelve choices of images: asked correctly, no alternative passes even without the factor of 1.25. With it,
 none is named for the shipped model, its noised weights, DP-SGD, or functions such as x, x/2 and tanh x. The shipped
 model under a wrong schedule reaches 1.38 to 1.7, ideal denoisers of digits 1.2 to 1.5 (linear given as another) and 3
 to 6 (the others given as linear), [0, 1] images 3 and more, wrong predictions 6 and more. What is missed: many mistakes
@@ -95,7 +95,7 @@ class DenoiserCheck:
     Attributes:
       timesteps: where the error was measured, rising.
       errors: mean‖ξ - ε̂‖² / mean‖ξ‖² at each, 1 for predicting zero; None if not finite.
-      limits: the error at which it stops being a denoiser, at middle and high t; None at low t, which condemns nothing.
+      limits: the error at which it stops being a denoiser, at middle and high t; None at low t, where none is rejected.
       mistakes: other ways to ask that fit clearly better, the best first.
       tried: the alternatives that were compared.
       images: how many images were used.
@@ -141,7 +141,7 @@ class DenoiserCheck:
         return f"at t = {t} its squared error is {error:.2f} times that of predicting zero"
 
     def to_json(self) -> Mapping[str, object]:
-        """For results.json: the attributes, and `passed` and `summary`."""
+        """Return what results.json holds: the attributes, and `passed` and `summary`."""
         return {**dataclasses.asdict(self), "passed": self.passed, "summary": self.summary}
 
 
@@ -184,7 +184,7 @@ def check_denoiser(
       ask: asks a model about (x, t, condition): `Denoiser.eps`, or that with counting or retries around it.
 
     Raises:
-      ValueError: in one line, if the model fails on such a batch, or returns something else than an array of its shape.
+      ValueError: in one line, if the model fails on such a batch, or returns anything but an array of its shape.
     """
     images = jnp.asarray(images, jnp.float32)
     validate.check_shape(images, (None, *denoiser.image_shape), "images")
@@ -208,7 +208,7 @@ class _Check:
         self.calls = 0
 
     def run(self, most: int) -> DenoiserCheck:
-        """Ask as given, and then otherwise; at most so many calls."""
+        """Ask as given, and then otherwise, in at most `most` calls."""
         for fraction in _FRACTIONS[:most]:
             self.answers[fraction] = self._first_answer(fraction)
         fractions = sorted(self.answers)
@@ -241,7 +241,7 @@ class _Check:
         return dataclasses.replace(found, mistakes=tuple(mistakes), tried=tuple(tried), queries=queries)
 
     def _fits(self, question: _Question, given: dict[float, float]) -> dict[float, float]:
-        """q at each timestep; less than all if the question is refused, or fits worse than as given."""
+        """Return q at each timestep, or at fewer if the question is refused or fits worse than as given."""
         fits: dict[float, float] = {}
         answers: dict[float, np.ndarray] = {}
         for fraction in given:
@@ -255,7 +255,7 @@ class _Check:
         return {} if misled else fits
 
     def _answer(self, question: _Question, fraction: float) -> np.ndarray | None:
-        """The answer to an alternative; None from a model that refuses another layout, as it should."""
+        """Return the answer to an alternative; None from a model that refuses another layout, as it should."""
         if question.kind == "prediction":
             return self.answers[fraction]
         try:
@@ -268,7 +268,7 @@ class _Check:
             return None
 
     def _first_answer(self, fraction: float) -> np.ndarray:
-        """The answer to the question as given; if there is none, one line on what was expected."""
+        """Return the answer to the question as given; if there is none, raise in one line what was expected."""
         try:
             return self._call(self.as_given, fraction)
         except _OTHER_ERRORS:
@@ -283,7 +283,7 @@ class _Check:
             ) from error
 
     def _hint(self) -> str:
-        """What to do about a model that refuses the images, if it takes them with channels first."""
+        """Say what to do about a model that refuses the images, if it takes them with channels first."""
         for question in _channels_first(self.denoiser):
             answer = self._answer(question, _HIGH[0])
             if answer is not None and self._error(question, _HIGH[0], answer) < NO_BETTER_THAN_ZERO:
@@ -299,7 +299,7 @@ class _Check:
         return int(fraction * (self.denoiser.schedule.num_steps - 1))
 
     def _draw(self, fraction: float) -> jax.Array:
-        """The noise of a timestep, the same for every question."""
+        """Draw the noise of a timestep, the same for every question."""
         if fraction not in self.noises:
             self.noises[fraction] = self.draws.gaussian(_FRACTIONS.index(fraction), self.x)
         return self.noises[fraction]
@@ -323,7 +323,7 @@ class _Check:
         return (self._error(question, fraction, answer) + _NEGLIGIBLE) / (allowed + _NEGLIGIBLE)
 
     def _off(self, answers: Mapping[float, np.ndarray]) -> float:
-        """How far the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖², is from 1, on average over the timesteps compared."""
+        """Return how far the noise's share in the answers, ⟨ε̂, ξ⟩/‖ξ‖², is from 1, on average over these timesteps."""
         draws_of = {fraction: np.asarray(self._draw(fraction), np.float64) for fraction in _COMPARED}
         shares = [np.sum(noise * answers[fraction]) / np.sum(noise**2) for fraction, noise in draws_of.items()]
         return float(np.mean(np.abs(1 - np.array(shares))))
@@ -336,7 +336,7 @@ class _Check:
 
 
 def _judge(question: _Question, given: dict[float, float], fits: dict[float, float]) -> list[Mistake]:
-    """The mistake, if a question that fits nowhere worse fits clearly better."""
+    """Return the mistake, if a question that fits nowhere worse fits clearly better."""
     if len(fits) < len(given) or min(fits.values()) > KNOWS_IMAGES:
         return []
     times_better = float(np.exp(np.mean([np.log(given[fraction] / fits[fraction]) for fraction in given])))
@@ -344,7 +344,7 @@ def _judge(question: _Question, given: dict[float, float], fits: dict[float, flo
 
 
 def _free(denoiser: Denoiser) -> list[_Question]:
-    """Other readings of the same answers."""
+    """Return the alternatives that read the same answers otherwise."""
     readings: dict[str, _Reading] = {
         "predict v, not noise, which is √ᾱ v + σ x": lambda v, x_t, sqrt_abar, sigma: sqrt_abar * v + sigma * x_t,
         "predict the clean image x₀, not noise, which is (x - √ᾱ x₀)/σ": lambda x, x_t, sqrt_abar, sigma: (
@@ -356,7 +356,7 @@ def _free(denoiser: Denoiser) -> list[_Question]:
 
 
 def _costly(denoiser: Denoiser) -> list[_Question]:
-    """What the model has to be asked for. Latents have no scale to mistake, and are no pictures to turn."""
+    """Return the alternatives that the model has to be asked. Latents have no scale to mistake and are not pictures."""
     layouts = _channels_first(denoiser) if denoiser.shape[-1] > 1 else []  # one channel is in the same order
     if denoiser.encode_fn is not None:
         return [*_schedules(denoiser), *layouts]
@@ -364,7 +364,7 @@ def _costly(denoiser: Denoiser) -> list[_Question]:
 
 
 def _schedules(denoiser: Denoiser) -> list[_Question]:
-    """The usual schedules of the model's length, without the one that it has."""
+    """Return the usual schedules of the model's length, without the one that it has."""
     given = np.asarray(denoiser.schedule.abar_table)
     return [
         _Question("schedule", f"follow the {name} schedule", denoiser, schedule)
@@ -374,7 +374,7 @@ def _schedules(denoiser: Denoiser) -> list[_Question]:
 
 
 def usual_schedules(num_steps: int) -> dict[str, NoiseSchedule]:
-    """The linear, scaled_linear and cosine schedules with as much noise as at 1,000 steps; none below 25 steps."""
+    """Return the linear, scaled_linear and cosine schedules, as noisy as with 1,000 steps; none below 25 steps."""
     if num_steps < 25:
         return {}
     kinds, start, end = ("linear", "scaled_linear", "cosine"), 1e-4 * 1000 / num_steps, 0.02 * 1000 / num_steps
@@ -394,7 +394,7 @@ def _scales(denoiser: Denoiser) -> list[_Question]:
 
 
 def _pictures(denoiser: Denoiser) -> list[_Question]:
-    """The same pictures another way round. Each change undoes itself, and noise changes as the picture does."""
+    """Return changes of orientation or colours of a picture. Each undoes itself, and noise changes likewise."""
     if len(denoiser.image_shape) != 3:
         return []
     height, width, channels = denoiser.image_shape
@@ -415,7 +415,7 @@ def _changed(denoiser: Denoiser, seems_to: str, change: _Change) -> _Question:
 
 
 def _channels_first(denoiser: Denoiser) -> list[_Question]:
-    """[B, C, H, W] in place of [B, H, W, C], for images and their latents; a hosted model has said which it takes."""
+    """Ask in [B, C, H, W], not [B, H, W, C], for images and their latents; a hosted model has said which it takes."""
     if len(denoiser.shape) != 3 or denoiser.requests is not None:
         return []
     height, width, channels = denoiser.shape

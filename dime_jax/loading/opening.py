@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dime_jax import models
+from dime_jax._util.allocator import returnable
 from dime_jax._util.downloads import is_hub_name
 from dime_jax._util.files import user_cache
 from dime_jax._util.text import printable
@@ -30,12 +31,14 @@ class OpenedModel(NamedTuple):
       origin: in words.
       facts: a line on each thing that had to be known to convert it.
       commit: of a model from the Hub, 40 hex digits that say exactly which files it was made from.
+      spec: of its networks; None if they are not known here, as of a hosted model or a function.
     """
 
     denoiser: Denoiser
     origin: str
     facts: tuple[str, ...] = ()
     commit: str | None = None
+    spec: models.ModelSpec | None = None
 
     def describe(self) -> str:
         """A few lines for people."""
@@ -160,13 +163,14 @@ def _opened(directory: Path, name: str, origin: str, use: UseOptions, say: Say) 
     lines += [f"LoRA: {one.path.name} at scale {one.scale:g}" for one in loras]
     if isinstance(denoiser, LatentDenoiser):
         lines.append(denoiser.describe_use())
-    return OpenedModel(denoiser, origin, tuple(map(printable, lines)))
+    return OpenedModel(denoiser, origin, tuple(map(printable, lines)), spec=model_directory.read_spec(directory))
 
 
 def _say_memory(use: UseOptions, say: Say) -> Callable[[models.ModelSpec], object]:
     return lambda spec: None if spec.autoencoder is None else say(describe_memory(spec, use.hold))
 
 
+@returnable()
 def _load(directory: Path, use: UseOptions) -> Denoiser:
     model = _read(directory, use)
     reload = functools.partial(_read_again, directory, use, model.fingerprint)

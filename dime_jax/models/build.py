@@ -64,7 +64,7 @@ def model_shapes(spec: ModelSpec) -> PyTree:
 
 
 def count_values(tree: PyTree) -> int:
-    """Return how many numbers a tree of variables or of their shapes holds."""
+    """Count the numbers that a tree of variables, or of their shapes, holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 

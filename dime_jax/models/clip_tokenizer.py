@@ -40,8 +40,8 @@ class AddedToken(NamedTuple):
     Attributes:
       id: its number; None: the vocabulary's.
       normalized: whether it is looked for after lower-casing.
-      special: whether it means something to the model, such as the end of a text.
-      lstrip, rstrip: whether it takes the spaces before or after it along.
+      special: whether it has a meaning for the model, such as the end of a text.
+      lstrip, rstrip: whether it absorbs the spaces before or after it.
       single_word: whether it is found only as a word of its own.
     """
 
@@ -97,7 +97,7 @@ class ClipTokenizer(NamedTuple):
 
 
 def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) -> ClipTokenizer:
-    """The tokeniser of a folder with tokenizer.json, or with vocab.json and merges.txt.
+    """Open the tokeniser of a folder with tokenizer.json, or with vocab.json and merges.txt.
 
     Args:
       folder: such as the `tokenizer` folder of a Stable Diffusion pipeline.
@@ -115,7 +115,7 @@ def open_tokenizer(folder: pathlib.Path, vocab_size: int, length: int = LENGTH) 
 
 
 def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
-    """What the files of a folder say, checked for form only."""
+    """Read what the files of a folder say, checked for form only."""
     if (folder / "tokenizer.json").is_file():
         vocabulary = _from_tokenizer_json(read_json(folder / "tokenizer.json", _MAX_BYTES))
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -127,7 +127,7 @@ def read_vocabulary(folder: pathlib.Path) -> Vocabulary:
 
 
 def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGTH) -> ClipTokenizer:
-    """The tokeniser of a vocabulary, for a text encoder of `vocab_size` tokens; see `open_tokenizer` for errors.
+    """Build the tokeniser of a vocabulary, for a text encoder of `vocab_size` tokens; see `open_tokenizer` for errors.
 
     Args:
       vocabulary: its tokens and merges.
@@ -145,7 +145,7 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
         merges, unknown = list(vocabulary.merges), vocabulary.unknown
         words = models.BPE(vocab=ids, merges=merges, end_of_word_suffix="</w>", unk_token=unknown)
     except Exception as error:  # the package raises no narrower type
-        raise ValueError(f"merges must be of tokens in the vocabulary: {error}") from None
+        raise ValueError(f"merges must join tokens of the vocabulary: {error}") from None
     backend = tokenizers.Tokenizer(words)
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Lowercase()]
@@ -169,7 +169,7 @@ def build_tokenizer(vocabulary: Vocabulary, vocab_size: int, length: int = LENGT
 
 
 def _checked_ids(vocabulary: Vocabulary, vocab_size: int) -> dict[str, int]:
-    """The numbers of all tokens, added ones too, each used once and known to the text encoder."""
+    """Return the numbers of all tokens, added ones too: each used once, and known to the text encoder."""
     ids = dict(vocabulary.ids)
     for text, token in vocabulary.added.items():
         number = ids.get(text) if token.id is None else token.id
@@ -198,7 +198,7 @@ def _check_unicode(text: str, what: str) -> None:
 
 
 def _from_tokenizer_json(contents: JsonObject) -> Vocabulary:
-    """A tokenizer.json, which must describe the pipeline that is built here."""
+    """Read a tokenizer.json, which must describe the pipeline that is built here."""
     model = contents.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
@@ -246,12 +246,12 @@ def _parse_merges(text: str) -> list[tuple[str, str]]:
 def _pair(merge: object) -> tuple[str, str]:
     parts = merge.rstrip("\r").split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"a merge must be of two tokens, got {short(str(merge))}")
+        raise ValueError(f"a merge must join two tokens, got {short(str(merge))}")
     return parts[0], parts[1]
 
 
 def _added_token(entry: object, number: int | None) -> tuple[str, AddedToken]:
-    """A token as JSON files write it: its text alone, or an object with flags."""
+    """Read a token as JSON files write it: its text alone, or an object with flags."""
     if isinstance(entry, str):
         return entry, AddedToken(number)
     if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
@@ -261,7 +261,7 @@ def _added_token(entry: object, number: int | None) -> tuple[str, AddedToken]:
 
 
 def _read_added(folder: pathlib.Path) -> dict[str, AddedToken]:
-    """Tokens that were added to a vocabulary after it was made, such as those of textual inversion."""
+    """Read the tokens that were added to a vocabulary after it was made, such as those of textual inversion."""
     decoder = _read_optional(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
     numbers = _read_optional(folder / "added_tokens.json")
     if not isinstance(decoder, dict) or not all(isinstance(number, str) and number.isdecimal() for number in decoder):
@@ -272,7 +272,7 @@ def _read_added(folder: pathlib.Path) -> dict[str, AddedToken]:
 
 
 def _read_special(folder: pathlib.Path) -> dict[str, tuple[str, AddedToken]]:
-    """The tokens with a role, by its name, such as "pad_token".
+    """Read the tokens with a role, by its name, such as "pad_token".
 
     special_tokens_map.json wins over tokenizer_config.json, unless that is of the newer kind that holds all.
     """

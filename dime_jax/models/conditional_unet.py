@@ -130,7 +130,7 @@ class ConditionalUnet(DdpmUnet):
     out_init: nn.initializers.Initializer = layers.KERNEL_INIT
 
     def attention(self, h: jax.Array, condition: jax.Array | None, level: int, name: str) -> jax.Array:
-        """See `Transformer`."""
+        """Attend as `Transformer` does."""
         assert condition is not None
         block = nn.remat(Transformer) if self.remat else Transformer
         return block(self.spec, self.spec.level_heads[level], name=name)(h, condition)

@@ -45,7 +45,7 @@ def _(primals: PyTree, tangents: PyTree) -> tuple[jax.Array, jax.Array]:
 
 
 def _is_tiny(x: jax.Array) -> bool:
-    """Whether images are smaller than the kernel both ways."""
+    """Whether images are smaller than the kernel in both directions."""
     return max(x.shape[1:3]) < 3
 
 

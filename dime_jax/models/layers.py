@@ -111,7 +111,7 @@ def _convolve_upsampled(x: jax.Array, kernel: jax.Array, *strides_and_padding: o
 
 
 def _fold(kernel: jax.Array, position: int, axis: int) -> jax.Array:
-    """Three taps on repeated pixels as two on distinct ones; which taps coincide depends on the position in a block."""
+    """Fold three taps on repeated pixels into two on distinct ones; which coincide depends on the place in a block."""
     first, middle, last = jnp.split(kernel, 3, axis)
     taps = [first, middle + last] if position == 0 else [first + middle, last]
     return jnp.concatenate(taps, axis)

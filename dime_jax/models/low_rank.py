@@ -55,6 +55,6 @@ def merge(tree: PyTree, adapter: Mapping[str, Factors], scale: float = 1.0) -> P
 def merge_kernel(kernel: Array, factors: Factors, scale: float) -> Array:
     """Return one kernel with its factors merged; NumPy arrays give a NumPy array."""
     down = factors.down.reshape(-1, factors.down.shape[-1])
-    # The transpose of down @ up, as LoRA files define it: a product in other order may round otherwise.
-    delta = (factors.up.T @ down.T).T.reshape(kernel.shape)
-    return kernel + scale * delta
+    # The transpose of down @ up, as LoRA files define it: a product in other order may round otherwise. In one
+    # expression, so that NumPy reuses the memory of what is computed on the way.
+    return kernel + scale * (factors.up.T @ down.T).T.reshape(kernel.shape)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 PROBES = 16  # vector-Jacobian products per image
-DROPPED = 0.4  # part of the coordinates that does not count
+DROPPED = 0.4  # share of the coordinates that does not count
 
 
 def pullback_diagonal(

@@ -8,7 +8,7 @@ from dime_jax.models.spec import ScheduleSpec
 
 
 def describe_schedule(schedule: ScheduleSpec) -> str:
-    """Return a schedule in words: kind, betas and number of steps."""
+    """Describe a schedule in words: kind, betas and number of steps."""
     ends = f" from {schedule.beta_start:g} to {schedule.beta_end:g}" if "linear" in schedule.kind else ""
     zero = ", zero terminal SNR" if schedule.zero_terminal_snr else ""
     return f"{schedule.kind}{ends}, {schedule.num_steps} steps{zero}"

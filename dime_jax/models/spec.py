@@ -80,7 +80,7 @@ def _with_zero_terminal_snr(betas: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Everything but the weights of a model: a network that predicts noise, and what it needs beside it.
+    """Everything but the weights of a model: a network that predicts noise, and what else it needs.
 
     Attributes:
       denoiser: the network that predicts noise, on images, or on latents if there is an autoencoder.

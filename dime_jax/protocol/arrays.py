@@ -26,7 +26,7 @@ class PictureStatistics:
     Attributes:
       candidates: [m, k], NaN where unreadable.
       compared: the held-out images [n].
-      of_compared: theirs [n, k].
+      of_compared: their statistics [n, k].
     """
 
     candidates: np.ndarray
@@ -85,7 +85,7 @@ class AuditArrays:
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
-        """What `columns_of` gave.
+        """Read what `columns_of` returned.
 
         Raises:
           KeyError: if one of them is missing.
@@ -104,7 +104,7 @@ class AuditArrays:
 
     @classmethod
     def of_comparison(cls, columns: Mapping[str, np.ndarray]) -> "AuditArrays":
-        """What `compare_columns` gave; other images than those have no groups.
+        """Read what `compare_columns` returned; other images than those have no groups.
 
         Raises:
           KeyError: if one of them is missing.

@@ -18,14 +18,18 @@ import numpy as np
 from dime_jax import data, scoring
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.guards import model_check
+from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.scoring import score_table
-from dime_jax.scoring.planning import Job, at_same_noise
+from dime_jax.scoring.planning import Job, at_same_noise, far_apart, make_plan
 from dime_jax.scoring.query_ledger import REFERENCE
 from dime_jax.scoring.score_table import ScoreTable
 
 # What both tables must have in common, of the facts in their manifests.
 _SHARED = ("data", "images", "transform", "seed", "precision")
 _ENCODED, _SAME_LATENTS = 16, 0.01  # images whose latents are compared, and how far these may be apart
+# Errors of a check that are as near, where 1 is that of predicting zero, come from one model, whoever hosts it: they
+# are means over images, pixels and draws, and rounding changes their seventh digit.
+_SAME_ERRORS = 1e-6
 
 
 class Guarded(NamedTuple):
@@ -65,11 +69,11 @@ def check(
     """
     if reference.fingerprint == denoiser.fingerprint:
         raise ValueError(f"the reference must be another model, got {denoiser.name} itself")
-    for name in ("image_shape", "shape", "num_classes", "takes_text"):
+    for name in ("image_shape", "shape", "num_classes", "takes_text", "conditions"):
         one, two = getattr(denoiser, name), getattr(reference, name)
         if one != two:
             raise ValueError(f"the reference must have the {name} of the model, {one}, got {two}")
-    if denoiser.encode_fn is None:
+    if denoiser.encode_fn is None and reference.encode_fn is None:
         return
     transform = transform or data.transform_for(source, denoiser.image_shape)
     few = np.sort(np.random.default_rng(seed).permutation(heldout)[:_ENCODED])
@@ -80,6 +84,21 @@ def check(
             f"the reference must encode images as the model does, to {_SAME_LATENTS:.0%}; its latents differ by "
             f"{difference:.1%}"
         )
+
+
+def check_answers(denoiser: DenoiserCheck, reference: DenoiserCheck, name: str) -> None:
+    """Require of what was found about both that the reference is a denoiser, and answers otherwise than the model.
+
+    Args:
+      denoiser: the check of the model.
+      reference: that of the other one.
+      name: of the other one.
+    """
+    if not reference.passed:
+        raise ValueError(f"the reference {name} cannot be used: {reference.summary}")
+    ours, theirs = (np.array(one.errors, np.float64) for one in (denoiser, reference))
+    if denoiser.timesteps == reference.timesteps and np.allclose(ours, theirs, 0, _SAME_ERRORS, equal_nan=True):
+        raise ValueError(f"the reference {name} answers exactly as the model does: there is nothing to find")
 
 
 def _latents(
@@ -131,13 +150,21 @@ def score(
             hooks=one.hooks,
         )
 
-    table, reference = ask(model, jobs, run, options), model.reference
+    reference = model.reference
     if reference is None:
-        return table
+        return ask(model, jobs, run, options)
+    schedule, other = model.denoiser.schedule, reference.denoiser.schedule
+    theirs = [at_same_noise(job, schedule, other) for job in jobs]
+    try:
+        make_plan(theirs, other)  # before anything is asked of the model
+    except ValueError as error:
+        raise ValueError(f"the reference {reference.denoiser.name} cannot be asked the same: {error}") from None
+    micro_batch = ask(model, jobs, run, options).manifest["micro_batch"]
     model.denoiser.release()
-    schedules = table.schedule, reference.denoiser.schedule
-    same = dataclasses.replace(options, micro_batch=table.manifest["micro_batch"])
-    ask(reference, [at_same_noise(job, *schedules) for job in jobs], run / REFERENCE, same)
+    begun = run / REFERENCE / place
+    if (begun / "manifest.json").exists():  # in smaller batches, if its memory ended
+        micro_batch = min(micro_batch, score_table.read_manifest(begun)["micro_batch"])
+    ask(reference, theirs, run / REFERENCE, dataclasses.replace(options, micro_batch=micro_batch))
     reference.denoiser.release()
     return read(run, place)
 
@@ -168,11 +195,32 @@ def queries_made(run: pathlib.Path, tables: Sequence[ScoreTable]) -> int | None:
     return sum(table.queries_made for table in asked) + (found.queries if found else 0)
 
 
+def noise_warnings(table: ScoreTable, jobs: Sequence[Job]) -> list[str]:
+    """A line on what was asked of the reference at another noise level than of the model, for want of a nearer one."""
+    if table.reference is None:
+        return []
+    schedules = table.schedule, table.reference.schedule
+    pairs = [pair for job in jobs for pair in far_apart(job, *schedules)]
+    if not pairs:
+        return []
+    ours, theirs = max(pairs, key=lambda pair: abs(np.log(pair[1] / pair[0])))
+    return [
+        f"the reference has other noise levels: what was asked of the model at {ours:.2g} was asked of it at "
+        f"{theirs:.2g}, so that it explains less"
+    ]
+
+
 def terms(table: ScoreTable, job: Job, reference: bool) -> np.ndarray:
     """An attack's terms [columns, n]; with `reference` followed by the reference's, [2 columns, n]."""
     own = table.terms(job)
     if not reference:
         return own
+    other, theirs = of_reference(table, job)
+    return np.concatenate([own, other.terms(theirs)])
+
+
+def of_reference(table: ScoreTable, job: Job) -> tuple[ScoreTable, Job]:
+    """Return the reference's table beside one of the model, and what it was asked where the model was asked a job."""
     if table.reference is None:
         raise ValueError(f"{table.directory} has no reference beside it")
-    return np.concatenate([own, table.reference.terms(at_same_noise(job, table.schedule, table.reference.schedule))])
+    return table.reference, at_same_noise(job, table.schedule, table.reference.schedule)

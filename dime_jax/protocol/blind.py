@@ -11,7 +11,7 @@ from dime_jax.data.groups import groups_of
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.protocol.arrays import BlindScores
 
-# The blind baseline holds its images in memory: at most so many of a side, and so many values.
+# The blind baseline holds its images in memory: the most images of a side, and the most values.
 BLIND_IMAGES, _BLIND_VALUES = 1500, 2**26
 _CAPTIONS = 20_000  # of a side that the blind baseline on captions reads
 

@@ -23,7 +23,7 @@ from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Pair
 from dime_jax.evidence import Adjustment, Pile, Way, freeze_difficulty, metrics
 
-# Held-out images from which on what the picture explains is taken out besides what a reference does.
+# With this many held-out images, what the picture explains is taken out besides what a reference explains.
 PICTURES_BESIDE = 100
 _ROUNDING = 1e-9  # of the cosine of 3π/2
 _LEAST = float(np.finfo(np.float32).tiny)  # that has a logarithm
@@ -55,7 +55,7 @@ class Calibration(NamedTuple):
     adjustment: Absent[Adjustment] = None
 
     def score(self, terms: np.ndarray, statistics: np.ndarray | None = None) -> np.ndarray:
-        """Scores [n] of terms [columns, n] at the frozen setting; lower for members.
+        """Return the scores [n] of terms [columns, n] at the frozen setting; lower for members.
 
         Args:
           terms: of the attack at that setting; followed by those of the reference if its score is taken out.
@@ -81,7 +81,7 @@ class Calibration(NamedTuple):
         return Pile.of(scores, np.concatenate(columns, axis=-1), unpenalised=int(way.reference))
 
     def _to_fit(self, terms: np.ndarray) -> np.ndarray:
-        """The scores [c, n] of which something is taken out."""
+        """Return the scores [c, n] of which something is taken out."""
         covariates = describe_attack(self.attack).rule.covariates
         if covariates:
             return terms[: len(covariates)]
@@ -89,7 +89,7 @@ class Calibration(NamedTuple):
         return log_of(score) if self.adjustment is not None and self.adjustment.log else score
 
     def _covariates(self, terms: np.ndarray) -> np.ndarray:
-        """What the terms say about the queries of each score [c, n, k]."""
+        """Return what the terms say about the queries of each score [c, n, k]."""
         covariates = describe_attack(self.attack).rule.covariates or ((),)
         own = np.zeros((len(covariates), terms.shape[1], max(map(len, covariates))))
         for of_score, rows in zip(own, covariates):
@@ -103,7 +103,7 @@ class Calibration(NamedTuple):
 
     @property
     def label(self) -> str:
-        """ "attack@queries": how one row of the results is called."""
+        """The label "attack@queries" of its row of the results."""
         return row_label(self.attack, self.queries)
 
     @property
@@ -125,7 +125,7 @@ class Calibration(NamedTuple):
     def learned_direction(self) -> bool:
         """Whether the weights turn a term against theory (`Attack.signs`).
 
-        Only labels can have taught it that; with swapped sets it would accuse those who were never seen.
+        Only labels can have taught it that; with swapped sets it would accuse images that were never seen.
         """
         attack = get_attack(self.attack)
         against = (sign * weight < -_ROUNDING for sign, weight in zip(attack.signs, self.weights))
@@ -146,12 +146,12 @@ class Outcome(NamedTuple):
 
 
 def log_of(scores: np.ndarray) -> np.ndarray:
-    """The logarithm of scores that are positive by construction; finite for 0, NaN for NaN."""
+    """Return the logarithm of scores that are positive by construction; finite for 0, NaN for NaN."""
     return np.log(np.maximum(scores, _LEAST))
 
 
 def standardization(terms: np.ndarray) -> TermStats:
-    """Mean and population standard deviation of each term [columns, n] (+1e-8, for a constant one)."""
+    """Return the mean and population standard deviation of each term [columns, n] (+1e-8, for a constant one)."""
     return TermStats(tuple(float(term.mean()) for term in terms), tuple(float(term.std() + 1e-8) for term in terms))
 
 
@@ -163,7 +163,7 @@ def calibrate(
     statistics: Sequence[Pair[np.ndarray] | None] | None = None,
     way: Way = Way.PLAIN,
 ) -> Calibration:
-    """The setting and weights of highest calibration AUC; of equals, the first in the grid.
+    """Choose the setting and weights of highest calibration AUC; ties go to the first in the grid.
 
     Args:
       attack: what was run.
@@ -175,7 +175,7 @@ def calibrate(
     """
     if not settings or len(settings) != len(terms):
         raise ValueError(
-            f"expected one pair of terms per setting and at least one, got {len(settings)} and {len(terms)}"
+            f"settings must be one or more, each with a pair of terms, got {len(settings)} and {len(terms)}"
         )
     pairs = [pair.map(lambda side: np.asarray(side, np.float64)) for pair in terms]
     choices = []
@@ -215,14 +215,14 @@ def adjust(
 
 
 def fixed_rule(attack: Attack, schedule: NoiseSchedule, setting: Setting) -> Calibration:
-    """An attack that needs no labels, at a stated setting: nothing is calibrated, and there is no threshold."""
+    """Freeze an attack that needs no labels, at a stated setting: nothing is calibrated, without a threshold."""
     nothing = TermPair(*[np.zeros((len(attack.signs), 0))] * 2)
     (weights,) = attack.rule.weights(schedule, setting, nothing)
     return _frozen(attack, setting, weights, None, np.nan)
 
 
 def way_of_rule(heldout: int, reference: bool) -> Way:
-    """Return what is taken out where no member is known: beside a reference the picture only with enough images."""
+    """Return what is taken out where no member is known: with a reference, the picture only with enough images."""
     if not reference:
         return Way.ADJUSTED
     return Way.BESIDE_ADJUSTED if heldout >= PICTURES_BESIDE else Way.BESIDE
@@ -242,7 +242,7 @@ def evaluate(
     groups: metrics.Groups = (None, None),
     statistics: Pair[np.ndarray] | None = None,
 ) -> Outcome:
-    """Metrics of a frozen attack from its terms on the test half.
+    """Evaluate a frozen attack from its terms on the test half.
 
     Args:
       calibration: the attack.
@@ -259,7 +259,7 @@ def evaluate(
 
 
 def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair: TermPair) -> Iterator[Calibration]:
-    """The attack at one setting with every weights that its rule allows."""
+    """Yield the attack at one setting with all weights that its rule allows."""
     for side, name in zip(pair, ("member", "held-out")):
         validate.check_finite(side, f"{name} terms of {attack.name} at {dict(setting)}")
     stats = standardization(np.concatenate(pair, axis=1)) if attack.rule.standardize else None
@@ -270,6 +270,6 @@ def _candidates(attack: Attack, schedule: NoiseSchedule, setting: Setting, pair:
 
 
 def _frozen(attack: Attack, setting: Setting, weights: Weights, stats: TermStats | None, auc: float) -> Calibration:
-    """A calibration without threshold."""
+    """Return a calibration without a threshold."""
     values, parameters = tuple(map(float, weights.values)), dict(weights.parameters)
     return Calibration(attack.name, dict(setting), values, parameters, stats, -np.inf, auc, attack.queries(setting))

@@ -27,7 +27,7 @@ def check_version(path: pathlib.Path, contents: JsonObject) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AtThreshold:
-    """The frozen threshold, None where none beats calling nobody a member, and the rates that a user of it meets."""
+    """The frozen threshold, None where none beats calling nobody a member, and the rates that its user sees."""
 
     tau: float | None
     tpr: float
@@ -85,7 +85,7 @@ class ResultRow:
         return f"{self.attack}@{self.queries_per_image}"
 
     def read(self, way: Way) -> "ResultRow | AdjustedRow | None":
-        """The row with something taken out of the score; None where that was not calibrated."""
+        """Return the row with something taken out of the score; None where that was not calibrated."""
         return self if way is Way.PLAIN else getattr(self, way.value)
 
 
@@ -103,6 +103,7 @@ class Evaluation:
       reference_queries_made: what it spent on the reference; absent if there is none.
       model_check: whether the model predicts noise; None if that was not checked.
       direction: what the witness says about which set is which.
+      reference_direction: what the reference's own answers say, which should tell nothing; absent if there is none.
       warnings: for the reader.
     """
 
@@ -115,8 +116,9 @@ class Evaluation:
     reference_queries_made: Absent[int] = None
     model_check: DenoiserCheck | None = None
     direction: Direction = NOT_CHECKED
+    reference_direction: Absent[Direction] = None
     warnings: tuple[str, ...]
 
     def row(self, label: str) -> ResultRow | None:
-        """The row of that label, if there is one."""
+        """Return the row of that label, if there is one."""
         return next((row for row in self.results if row.label == label), None)

@@ -1,4 +1,4 @@
-"""What was audited, and how, written down once all queries are made: audit.json, and the facts of compare.json."""
+"""What was audited, and how, recorded once all queries are made: audit.json, and the facts of compare.json."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(AuditOptions):
-    """What the user asked for, with everything by its name; what was left open is None, and absent in JSON.
+    """What the user asked for, everything by its name; what was left open is None, and absent from JSON.
 
     Attributes:
       conversion: the options of conversion and of use that were given.
@@ -99,7 +99,7 @@ class ImageCounts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What audits and comparisons both write down.
+    """What audits and comparisons both record.
 
     Attributes:
       settings: what was asked for.
@@ -109,12 +109,12 @@ class RunFacts:
       decided_by: label of the attack that decides.
       chosen: why that one, in words.
       adjusted: whether something is taken out of the scores before they are compared.
-      way: what; absent if that is what the picture explains.
+      way: what is taken out; absent if it is what the picture explains.
       reference: the second model that was asked the same.
       fixed_setting: of the rule that decides without known members; None if the setting was calibrated.
       duplicates: copies that were found.
       environment: where it ran.
-      captions: with which captions a text-conditioned model was asked: "own" or "none"; None for other models.
+      captions: the captions with which a text-conditioned model was asked: "own" or "none"; None for other models.
     """
 
     settings: Settings
@@ -165,7 +165,7 @@ class AuditFacts(RunFacts):
 
 @dataclasses.dataclass(frozen=True)
 class BeforeAfter(Generic[T]):
-    """The same of the model before a deletion, and of the one after."""
+    """The same thing for the model before a deletion, and for the one after."""
 
     before: T
     after: T

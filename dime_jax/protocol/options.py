@@ -23,7 +23,7 @@ else:  # in the record of an audit all have names
 
 EXAMPLE, CAPTIONS = "digits", ("own", "none")
 IMAGES, BESIDE, COST, JUDGING = "images", "a second model", "cost", "judging"
-NO_REFERENCE = "none"
+NO_REFERENCE, TRAIN, SMALL = "none", "train:", "small"
 
 
 class Profile(NamedTuple):
@@ -31,7 +31,7 @@ class Profile(NamedTuple):
 
     calibration_size: int | None
     test_size: int | None
-    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs at most so many
+    queries: tuple[int, ...] | None  # for each, every attack's largest tier that costs no more
     every_heldout: bool = True  # whether candidates are compared with all held-out images that did not calibrate
 
 
@@ -58,6 +58,23 @@ class OutputOption:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReferenceOptions:
+    """How a reference is trained; None for what follows from the number of images and the size of the network."""
+
+    size: str = option(
+        "same", "the network: the model's own architecture, or a narrower one for large models", choices=("same", SMALL)
+    )
+    steps: int | None = option(
+        None, "make N updates (default: 96 passes over the images, but 1,000 at least and 5,000 at most)", type=int
+    )
+    batch_size: int = option(16, "use N images in an update")
+    learning_rate: float | None = option(
+        None, "Adam's learning rate (default: 0.001, or 0.0002 from 6 million weights on)", type=float
+    )
+    seed: int = option(0, "the seed of the fresh weights, the order of images and the noise")
+
+
+@dataclasses.dataclass(frozen=True)
 class AuditOptions:
     """What is asked of an audit; None means that it is left open. In JSON the options have this order."""
 
@@ -74,9 +91,10 @@ class AuditOptions:
     candidates: Images | None = option(None, "the images in question: are they members?", metavar="IMAGES")
     reference: Model | None = option(
         None,
-        "a second model, named as the first, that was not trained on any of these images, such as the base of a "
-        "fine-tune: what it makes of the same queries is taken out (default: with --lora the model without it; "
-        "'none' for none)",
+        "a second model, given like --model, that was not trained on any of these images, such as the base of a "
+        "fine-tune: its scores of the same queries are taken out (default: with --lora, the model without the LoRA; "
+        "'none' for no reference); or train:N, to train one on N of the held-out images first, and train:N:small for "
+        "a narrower one",
         BESIDE,
         "MODEL",
     )
@@ -100,7 +118,9 @@ class AuditOptions:
         "FILE",
     )
     captions: str | None = option(
-        None, "for text-to-image models: query with each image's own caption (default) or none", choices=CAPTIONS
+        None,
+        "for text-to-image models: query with each image's own caption (default), or without one",
+        choices=CAPTIONS,
     )
     attacks: Sequence[str] | None = option(None, "the attacks to run (default: all)", COST, "ATTACK", nargs="+")
     attack_module: File | None = option(

@@ -36,12 +36,12 @@ Facts = TypeVar("Facts", AuditFacts, CompareFacts)
 
 
 def finite(scores: np.ndarray) -> np.ndarray:
-    """Scores without those of images that have no finite answer."""
+    """Drop the scores of images that have no finite answer."""
     return scores[np.isfinite(scores)]
 
 
 def best_of(scores: np.ndarray, others: np.ndarray) -> "Varied":
-    """The lowest score of each image [n] and its variations [n, k]; NaN, from whichever, is not low.
+    """Return the lowest score of each image [n] and its variations [n, k]; NaN is ignored.
 
     An image without a score of its own has none. The rule is the same for every image, so images that were exchangeable
     still are: the rank of one among the others remains a p-value.
@@ -60,12 +60,12 @@ class KnownImages(NamedTuple):
     pictures: Statistics | None = None
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
-        """Their scores by a frozen attack, lower for members; NaN without a finite answer."""
+        """Return their scores by a frozen attack, lower for members; NaN without a finite answer."""
         return self.split.sides.map(lambda side: stages.frozen_scores(self.table, frozen, side, self.pictures))
 
 
 def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, members_known: bool) -> KnownImages:
-    """The test half; without known members the held-out images that candidates are compared with."""
+    """Read the test half; without known members, the held-out images that candidates are compared with."""
     pictures = statistics.read(directory) if statistics.exist(directory) else None
     if members_known:
         return KnownImages(beside.read(directory, "test"), stages.read_halves(directory).test, pictures)
@@ -74,12 +74,12 @@ def read_known(directory: pathlib.Path, decided_by: str, heldout: np.ndarray, me
 
 
 def candidates_place(decided_by: str) -> str:
-    """Where in a run the score table of candidates is, by the label of the attack that decides."""
+    """Return where in a run the score table of candidates is, by the label of the attack that decides."""
     return f"candidates/{decided_by}"
 
 
 def variations_place(decided_by: str) -> str:
-    """Where the score table of variations is."""
+    """Return where the score table of variations is."""
     return f"variations/{decided_by}"
 
 
@@ -152,7 +152,7 @@ class RunRecord(Generic[Facts]):
 
     @functools.cached_property
     def pictures(self) -> Statistics | None:
-        """What the pictures say about their difficulty; None if that was not looked at."""
+        """What the pictures say about their difficulty; None if that was not computed."""
         return statistics.read(self.directory) if statistics.exist(self.directory) else None
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class RunRecord(Generic[Facts]):
         return calibration.adjust(frozen, stages.terms_of(table, empty, images), known, way)
 
     def scores(self, frozen: Calibration) -> Pair[np.ndarray]:
-        """Scores of these known images."""
+        """Return the scores of these known images."""
         return self.known.scores(frozen)
 
     @functools.cached_property
@@ -196,16 +196,8 @@ class RunRecord(Generic[Facts]):
             return None
         return beside.read(self.directory, variations_place(self.facts.decided_by))
 
-    def candidate_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the candidates, NaN without a finite answer, and the finite ones of held-out images beside them.
-
-        Where variations were asked for, the best score of each image and its variations, on both sides alike.
-        """
-        scores, heldout = self.varied()
-        return scores.best, heldout.best[np.isfinite(heldout.best)]
-
     def varied(self, frozen: Calibration | None = None, table: ScoreTable | None = None) -> tuple[Varied, Varied]:
-        """The best scores of the candidates, and of the held-out images beside them.
+        """Return the best scores of the candidates, and of the held-out images that they are compared with.
 
         Args:
           frozen: an attack; the one that decides if None.
@@ -223,7 +215,7 @@ class RunRecord(Generic[Facts]):
         return Varied(found.best[cut:], found.which[cut:]), Varied(found.best[:cut], found.which[:cut])
 
     def own_scores(self, indices: np.ndarray) -> np.ndarray:
-        """Scores of candidates, or of held-out images beside them, as they are."""
+        """Return the scores of candidates, or of the held-out images that they are compared with, as they are."""
         if self.candidates is None:
             return np.zeros(0)
         return stages.frozen_scores(self.candidates, self.decider, indices, self.pictures)
@@ -235,7 +227,7 @@ class RunRecord(Generic[Facts]):
         return statistics.read(place) if statistics.exist(place) else None
 
     def piles(self, frozen: Calibration, table: ScoreTable) -> tuple[Pile, Pile]:
-        """What is fitted for p-values of the candidates, and of the held-out images beside them: every version.
+        """Return what p-values are fitted to: every version of the candidates, and of held-out images to compare with.
 
         Args:
           frozen: an attack whose score is adjusted.
@@ -256,7 +248,7 @@ class RunRecord(Generic[Facts]):
         return both.take(slice(cut, None)), both.take(slice(cut))
 
     def groups(self, indices: np.ndarray) -> np.ndarray | None:
-        """The groups of some images; None if none of them is in a group."""
+        """Return the groups of some images; None if none of them is in a group."""
         return groups_of(self.arrays.groups, indices)
 
 

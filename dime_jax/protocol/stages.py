@@ -23,7 +23,7 @@ run.json holds the digest of halves.npz, calibration.json those of all that it w
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from dime_jax.core.denoiser import Denoiser
 from dime_jax.core.schedule import NoiseSchedule
 from dime_jax.data import Halves, Pair, Split
 from dime_jax.data.groups import ALONE
-from dime_jax.evidence import Way
+from dime_jax.evidence import Judgement, Way
 from dime_jax.evidence.metrics import Groups
 from dime_jax.guards import identity, model_check
 from dime_jax.protocol import beside, calibration, statistics
@@ -174,10 +174,8 @@ def guard(
     denoiser.release()
     own = directory / REFERENCE
     there = model_check.check_once(own, reference, source, heldout, transform=transform, seed=seed, options=options)
-    if not there.passed:
-        raise ValueError(f"the reference {reference.name} cannot be used: {there.summary}")
-    if there.errors == check.errors:
-        raise ValueError(f"the reference {reference.name} answers exactly as the model does: there is nothing to find")
+    reference.release()
+    beside.check_answers(check, there, reference.name)
     return Guarded(denoiser, hooks, Guarded(reference, identity.guard(own, reference, options)))
 
 
@@ -261,9 +259,7 @@ def score_half(
     directory = pathlib.Path(directory)
     validate.check_choice(half, HALVES, "half")
     run, split = _read_run(directory), getattr(read_halves(directory), half)
-    given = None if model.reference is None else model.reference.denoiser.fingerprint
-    if given != run.reference:
-        raise ValueError(f"{directory} was begun with the reference {run.reference}, got {given}")
+    _check_reference(directory, None if model.reference is None else model.reference.denoiser.fingerprint)
     if half == "test":
         jobs = [frozen_job(frozen) for way in Way for frozen in read_calibrations(directory, way)]
         calibrated = score_table.read_manifest(directory / "calibration")["identity"]["model"]
@@ -282,6 +278,21 @@ def score_half(
         seed=run.seed,
         options=options or scoring.ScoringOptions(),
     )
+
+
+def _check_reference(directory: pathlib.Path, given: str | None) -> None:
+    """Require the reference that a run was begun with, by its fingerprint; None for none."""
+    begun = _read_run(directory).reference
+    if given != begun:
+        asked = [f"the reference {one}" if one else "no reference" for one in (begun, given)]
+        raise ValueError(f"{directory} was begun with {asked[0]}, this is {asked[1]}")
+
+
+def _read_half(directory: pathlib.Path, half: str) -> ScoreTable:
+    """The table of a half, with that of the run's reference beside it."""
+    table = beside.read(directory, half)
+    _check_reference(directory, None if table.reference is None else table.reference.manifest["identity"]["model"])
+    return table
 
 
 def shuffled(indices: np.ndarray, seed: int) -> np.ndarray:
@@ -351,7 +362,8 @@ def read_direction(
     """What the witness says about members and held-out images, from the score tables of these halves.
 
     A choice that must not depend on the test half is made from the calibration half alone; the bounds are those for
-    both, so that the same AUC is judged the same.
+    both, so that the same AUC is judged the same. It is not heard beside a reference that knows the held-out images
+    (`reference_direction`): minus what that one explains, those who were never seen look like members.
 
     Args:
       directory: of the run.
@@ -359,27 +371,57 @@ def read_direction(
       groups: of all images of the source [n], which bounds allow for; those that are stored in the run if None.
     """
     directory = pathlib.Path(directory)
+    # Plain, minus what the picture explains, and minus what the reference does: not minus both, for fewer looks.
+    looked = ways(statistics.exist(directory), _read_run(directory).reference is not None)
+    looked = [way for way in looked if way is not Way.BESIDE_ADJUSTED]
+    partial = reference_direction(directory, halves, groups)
+    heard = looked if partial is None or partial.judgement is not Judgement.BELOW else looked[:-1]
+    return _hear(directory, halves, groups, heard, len(looked))
+
+
+def reference_direction(
+    directory: str | os.PathLike[str], halves: Sequence[str] = HALVES, groups: np.ndarray | None = None
+) -> evidence.Direction | None:
+    """What the reference's answers to the witness's questions say by themselves; None without a reference.
+
+    One that was trained on neither members nor held-out images, or on both alike, tells them apart no more than the
+    pictures do. `BELOW`: it knows the held-out images better. `ABOVE`: it knows the members better.
+    """
+    directory = pathlib.Path(directory)
+    if _read_run(directory).reference is None:
+        return None
+    looked = ways(statistics.exist(directory), reference=False)
+    return _hear(directory, halves, groups, looked, len(looked), by_reference=True)
+
+
+def _hear(
+    directory: pathlib.Path,
+    halves: Sequence[str],
+    groups: np.ndarray | None,
+    heard: Sequence[Way],
+    looks: int,
+    by_reference: bool = False,
+) -> evidence.Direction:
+    """Hear the witness in some ways, of so many, in the model's answers or in the reference's."""
     groups = read_groups(directory) if groups is None else groups
     witness, splits = _jobs(_read_run(directory).witness), read_halves(directory)
     pictures = statistics.read(directory) if statistics.exist(directory) else None
-    # Plain, minus what the picture explains, and minus what the reference does: not minus both, for fewer looks.
-    looked = ways(pictures is not None, _read_run(directory).reference is not None)
-    looked = [way for way in looked if way is not Way.BESIDE_ADJUSTED]
     scores = []
     for half in halves:
-        table = beside.read(directory, half)
-        for job, way in itertools.product(witness, looked):
-            split, t = getattr(splits, half), int(job.setting["t"])
-            terms = term_pair(table, job, split, way)
+        table, split = _read_half(directory, half), getattr(splits, half)
+        for asked, way in itertools.product(witness, heard):
+            whose, job = beside.of_reference(table, asked) if by_reference else (table, asked)
+            terms = term_pair(whose, job, split, way)
             if way is Way.PLAIN:
                 left = terms.map(lambda side: side[0])
             elif terms.member.size and terms.heldout.size:
-                known = statistics_pair(table, job, split, pictures, way)
-                left = _residuals(calibration.fixed_rule(job.attack, table.schedule, job.setting), terms, known, way)
+                known = statistics_pair(whose, job, split, pictures, way)
+                left = _residuals(calibration.fixed_rule(job.attack, whose.schedule, job.setting), terms, known, way)
             else:
                 continue
-            scores.append(evidence.WitnessScores(half, t, *left, _groups(table, job, split, groups, way), way))
-    return evidence.judge_direction(scores, looks=len(looked) * len(witness) * len(HALVES))
+            t, grouped = int(asked.setting["t"]), _groups(whose, job, split, groups, way)
+            scores.append(evidence.WitnessScores(half, t, *left, grouped, way))
+    return evidence.judge_direction(scores, looks=looks * len(witness) * len(HALVES))
 
 
 def _residuals(witness: Calibration, terms: TermPair, pictures: Pair[np.ndarray] | None, way: Way) -> Pair[np.ndarray]:
@@ -397,7 +439,7 @@ def _calibrate_each(
     way: Way = Way.PLAIN,
 ) -> list[Calibration]:
     """One calibration for each group of jobs with the same key, in the order of the grid."""
-    table = beside.read(directory, "calibration")
+    table = _read_half(directory, "calibration")
     split, schedule = read_halves(directory).calibration, table.schedule
     rows: dict[Hashable, list[Job]] = {}
     for job in jobs:
@@ -440,7 +482,7 @@ def evaluate_run(directory: str | os.PathLike[str]) -> Evaluation:
 def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = None) -> Evaluation:
     """What `evaluate_run` writes; intervals allow for the groups of all images [n], by default those of the run."""
     directory = pathlib.Path(directory)
-    table, seed = beside.read(directory, "test"), _read_run(directory).seed
+    table, seed = _read_half(directory, "test"), _read_run(directory).seed
     groups = read_groups(directory) if groups is None else groups
     split = read_halves(directory).test
     pictures = statistics.read(directory) if statistics.exist(directory) else None
@@ -448,21 +490,22 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
     def outcome_of(frozen: Calibration) -> Outcome:
         return outcome(table, frozen, split, seed, groups, pictures)
 
-    others = {way: {one.label: outcome_of(one) for one in read_calibrations(directory, way)} for way in list(Way)[1:]}
-    rows, excluded = [], 0
-    for frozen in read_calibrations(directory):
-        pair = term_pair(table, frozen_job(frozen), split)
-        excluded = max(excluded, len(table.index) - pair.member.shape[1] - pair.heldout.shape[1])
-        seconds = frozen.queries * table.seconds_per_query
-        rows.append(result_row(outcome_of(frozen), seconds, {way: of.get(frozen.label) for way, of in others.items()}))
-    calibration_half = beside.read(directory, "calibration")
-    about = table.manifest["identity"]
+    frozen = {way: read_calibrations(directory, way) for way in Way}
+    others = {way: {one.label: outcome_of(one) for one in frozen[way]} for way in list(Way)[1:]}
+    rows = []
+    for one in frozen[Way.PLAIN]:
+        seconds = one.queries * table.seconds_per_query
+        rows.append(result_row(outcome_of(one), seconds, {way: of.get(one.label) for way, of in others.items()}))
+    calibration_half = _read_half(directory, "calibration")
+    about, fingerprints = table.manifest["identity"], {}
+    if table.reference is not None:
+        fingerprints["reference"] = table.reference.manifest["identity"]["model"]
     check = model_check.read_check(directory, about["model"])
-    warnings = [f"{excluded} of {len(table.index)} test images were left out: unreadable or no finite answer"]
     return Evaluation(
         results=tuple(rows),
         fingerprints={
             "model": about["model"],
+            **fingerprints,
             "calibration_data": calibration_half.manifest["identity"]["data"],
             "test_data": about["data"],
         },
@@ -472,8 +515,21 @@ def evaluation(directory: str | os.PathLike[str], groups: np.ndarray | None = No
         reference_queries_made=beside.queries_made(directory, [calibration_half, table]),
         model_check=check,
         direction=read_direction(directory, groups=groups),
-        warnings=tuple(warnings if excluded else ()),
+        reference_direction=reference_direction(directory, groups=groups),
+        warnings=tuple(_warnings(table, frozen, split)),
     )
+
+
+def _warnings(table: ScoreTable, frozen: Mapping[Way, Sequence[Calibration]], split: Split) -> Iterator[str]:
+    """What to know about the answers in the test half's table."""
+    before = 0
+    for way, whose in ((Way.PLAIN, ""), (Way.BESIDE, " beside the reference")):
+        used = [sum(side.shape[1] for side in term_pair(table, frozen_job(one), split, way)) for one in frozen[way]]
+        lost = len(table.index) - min(used, default=len(table.index))
+        if lost > before:
+            yield f"{lost} of {len(table.index)} test images were left out{whose}: unreadable or no finite answer"
+        before = lost
+    yield from beside.noise_warnings(table, [frozen_job(one) for one in frozen[Way.BESIDE]])
 
 
 def outcome(

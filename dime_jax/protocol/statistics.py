@@ -1,4 +1,4 @@
-"""Statistics of the pictures of a run, made before anything is asked: what `evidence.difficulty` takes out of scores.
+"""Statistics of a run's pictures, computed before anything is asked: what `evidence.difficulty` takes out of scores.
 
     RUN/statistics.npz     index [n], statistics [n, k] of images of every role, NaN where one cannot be read
     RUN/statistics.json    the digest of that, and of which images
@@ -19,7 +19,7 @@ from dime_jax._util.distributed import on_first_process
 FILE = "statistics.json"
 _ARRAYS = "statistics.npz"
 _BATCH = 64
-_FINISHED = ("audit.json", "compare.json")  # what goes with them is not written over
+_FINISHED = ("audit.json", "compare.json")  # what they belong to is not overwritten
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Statistics:
         """
         rows = np.minimum(np.searchsorted(self.index, indices), len(self.index) - 1)
         if not np.array_equal(self.index[rows], indices):
-            raise ValueError("the run has no statistics of some of its images: begin it again in another directory")
+            raise ValueError("the run has no statistics of some of its images: start again in another directory")
         return self.statistics[rows]
 
 
@@ -99,7 +99,7 @@ def of_source(
     transform: data.Transform,
     measure: Callable[[np.ndarray], np.ndarray] = evidence.difficulty_statistics,
 ) -> np.ndarray:
-    """Return statistics of some images [n, k], in their order, batch by batch; NaN where one cannot be read.
+    """Compute statistics of some images [n, k], in their order, batch by batch; NaN where one cannot be read.
 
     Args:
       source: the images.

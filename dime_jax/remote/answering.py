@@ -74,7 +74,7 @@ class Hosted:
         self._micro_batch = default_micro_batch(denoiser.shape, platform) if denoiser.traceable else options.max_batch
 
     def warm_up(self) -> None:
-        """Compile the network, on a blank image that is not counted, so that the first request need not wait."""
+        """Compile the network, on a blank image that is not counted, so that the first request need not wait for it."""
         if self._denoiser.traceable:
             blank = jax.tree.map(lambda one: np.zeros((1, *one.shape), one.dtype), self._denoiser.condition_shape)
             self._evaluate(np.zeros((1, *self._denoiser.shape), np.float32), np.zeros(1, np.int32), blank)

@@ -93,7 +93,7 @@ class RemoteDenoiser(Denoiser):
         return f"hosted at {self._transport.place}"
 
     def eps(self, x: ArrayLike, t: ArrayLike, condition: PyTree = None, **unknown: Never) -> jax.Array:
-        """As `Denoiser.eps`: in requests, with retries. Every attempt is counted in `queries`."""
+        """Do as `Denoiser.eps`, in requests, with retries. Every attempt is counted in `queries`."""
         if unknown:
             return super().eps(x, t, condition, **unknown)
         x = jnp.asarray(x)
@@ -106,7 +106,7 @@ class RemoteDenoiser(Denoiser):
         self._transport.pace.wait(images, stop)
 
     def conditions_for(self, labels: np.ndarray | None, captions: Sequence[str] | None) -> Mapping[str, PyTree]:
-        """As `Denoiser.conditions_for`; only labels can be taken from images."""
+        """Do as `Denoiser.conditions_for`; only labels can be taken from images."""
         if self.contract.condition is not None:
             raise ValueError(f"{self.name} takes a condition that images do not have: ask it in Python, with eps")
         return super().conditions_for(labels, captions)
@@ -145,7 +145,7 @@ class RemoteDenoiser(Denoiser):
         text = f"{self.name} answered HTTP {reply.status}: {self._transport.scrub(_message(reply.body))}"
         if binary and self._takes_binary is not True and reply.status in _REFUSES_BINARY:
             self._takes_binary = False
-            raise TryLater(f"{text}; trying JSON in place of binary tensors", 0.0)
+            raise TryLater(f"{text}; trying JSON instead of binary tensors", 0.0)
         raise ConnectionError(text) if reply.status >= 500 else ValueError(text)
 
     def _answer(self, reply: Reply, shape: tuple[int, ...]) -> np.ndarray:

@@ -260,7 +260,7 @@ def _declared_schedule(value: object) -> NoiseSchedule:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise ValueError("the server's noise schedule must be a name or JSON, it is neither") from None
+            raise ValueError("the server's noise schedule must be a name or JSON, got neither") from None
     if isinstance(value, list):
         return schedule_from_betas(_numbers(value, "betas").astype(np.float64))
     if isinstance(value, dict) and value.keys() >= set(_TABLES):

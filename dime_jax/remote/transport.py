@@ -182,7 +182,7 @@ class Transport:
         if reply.status in (401, 403):
             refusal = "requires a token: give it by --token_env or --token_file"
             if self._moved:
-                refusal = "requires a token, but it is another server than the URL names, which redirects to it"
+                refusal = "requires a token, but the URL's server redirects to it, and another server gets no token"
             if self._token is not None:
                 refusal = "rejects the token"
             raise ValueError(f"{self.place} {refusal} (HTTP {reply.status})")

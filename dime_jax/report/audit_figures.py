@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from dime_jax import evidence
 from dime_jax.attacks import describe_attack
 from dime_jax.attacks.dime import FAMILY as DIME
-from dime_jax.evidence import Verdict, metrics
+from dime_jax.evidence import Verdict, Way, metrics
+from dime_jax.findings import wording
 from dime_jax.findings.results import AuditFindings, CandidateRow, DeletionRow
 from dime_jax.protocol import stages
 from dime_jax.protocol.calibration import Calibration
@@ -68,7 +69,7 @@ def draw_all(record: Record, results: AuditFindings, candidates: Sequence[Candid
 
 
 def audit_style() -> AbstractContextManager[None]:
-    """The package's style, with text kept as text in SVG files and the colours that the page knows."""
+    """Use the package's style, with text kept as text in SVG files and the colours that the page knows."""
     colors = {"axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "grid.color": RULE}
     ticks = {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
     legend = {"legend.columnspacing": 1.2, "legend.handlelength": 1.6}
@@ -76,7 +77,7 @@ def audit_style() -> AbstractContextManager[None]:
 
 
 def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
-    """Log-log ROC of every attack, and what differential privacy would allow."""
+    """Draw the log-log ROC of every attack, and what differential privacy would allow."""
     figure, axes = _new()
     highlighted = _highlighted(record)
     size = len(record.split.heldout)
@@ -112,7 +113,7 @@ def draw_roc(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
-    """Histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
+    """Draw histograms of the deciding attack's scores, its threshold, and the candidates as ticks."""
     figure, axes = _new()
     scores = record.scores(record.decider).map(finite)
     candidates = record.own_scores(record.arrays.candidates)
@@ -140,7 +141,7 @@ def draw_scores(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
-    """AUC against queries per image, tiers of one attack joined, with intervals."""
+    """Draw AUC against queries per image, tiers of one attack joined, with intervals."""
     figure, axes = _new()
     highlighted = _highlighted(record)
     for name in dict.fromkeys(row.attack for row in results.results):
@@ -174,7 +175,7 @@ def draw_budget(record: Record, results: AuditFindings) -> AuditFigure:
 
 
 def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None:
-    """Calibration AUC over timesteps, each at its best step size and angle."""
+    """Draw calibration AUC over timesteps, each at its best step size and angle."""
     found: dict[str, list[Calibration]] = {}
     tier = {one.attack: one.setting.get("q") for one in _largest_tiers(record)}
     for one in stages.calibrations_by_timestep(record.directory):
@@ -205,7 +206,7 @@ def draw_timesteps(record: Record, results: AuditFindings) -> AuditFigure | None
 
 
 def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
-    """B̂² against V̂ of DIME at its largest tier, in calibration standard deviations, with direction and threshold."""
+    """Draw DIME's B̂² against V̂ at its largest tier, in calibration standard deviations; direction and threshold."""
     runs = [one for one in record.calibrations if one.attack == "dime"]
     if not runs:
         return None
@@ -251,9 +252,9 @@ def draw_terms(record: Record, results: AuditFindings) -> AuditFigure | None:
 
 
 def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
-    """The candidates' p-values in rising order, and the line below which they are evidence; None if there are none.
+    """Draw the candidates' p-values in rising order, and the line below which they are evidence; None without any.
 
-    Where a p-value was withheld there is none here either.
+    Withheld p-values are not drawn either.
     """
     found = results.candidates
     p = np.sort([row.p_value for row in candidates if row.p_value is not None])
@@ -282,30 +283,48 @@ def draw_p_values(record: Record, results: AuditFindings, candidates: Sequence[C
 
 
 def _draw_difficulty(record: Record, candidates: Sequence[CandidateRow]) -> AuditFigure | None:
-    """`draw_difficulty` of an audit whose p-values are adjusted; candidates without a p-value are left out."""
+    """Call `draw_difficulty` for an audit with something taken out; candidates without a p-value are left out."""
     table, pictures, adjustment = record.candidates, record.pictures, record.decider.adjustment
     if table is None or pictures is None or adjustment is None:
         return None
     sides = []
     for indices in (record.arrays.heldout, record.arrays.candidates):
-        pile = record.decider.pile(stages.terms_of(table, record.decider, indices), pictures.of(indices))
-        predicted = adjustment.expected(pile.statistics[:, :, 0])
-        sides.append(np.stack([predicted, predicted + adjustment(pile.scores[..., 0], pile.statistics[:, :, 0])]))
+        asked = stages.terms_of(table, record.decider, indices), pictures.of(indices)
+        predicted = adjustment.expected(record.decider.pile(*asked).statistics[:, :, 0])
+        sides.append(np.stack([predicted, predicted + record.decider.score(*asked)]))
     rows = candidates[: len(record.arrays.candidates)]  # those that could not be read come last
     judged = np.array([row.p_value is not None for row in rows], bool)
     verdicts = [row.verdict for row in rows if row.p_value is not None]
-    return draw_difficulty(sides[0], sides[1][:, judged], verdicts)
+    return draw_difficulty(sides[0], sides[1][:, judged], verdicts, record.decider.way)
 
 
-def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict]) -> AuditFigure | None:
-    """Scores against what the pictures alone predict of them, with the diagonal; None without a finite held-out image.
+# What predicts scores, and why that is looked at.
+_PREDICTED_BY = {
+    Way.ADJUSTED: (
+        "the picture alone predicts",
+        "Some pictures are easy and score low whether the model saw them or not",
+    ),
+    Way.BESIDE: ("the reference predicts", "Some images score low with every model, whether it saw them or not"),
+    Way.BESIDE_ADJUSTED: (
+        "the reference and the picture predict",
+        "Some images score low with every model, whether it saw them or not",
+    ),
+}
+
+
+def draw_difficulty(
+    heldout: np.ndarray, candidates: np.ndarray, verdicts: Sequence[Verdict], way: Way = Way.ADJUSTED
+) -> AuditFigure | None:
+    """Draw scores against what is predicted of them without the model; None without a finite held-out score.
 
     Args:
-      heldout: of each held-out image what the picture predicts, and its score [2, n]; NaN where there is none.
+      heldout: of each held-out image what is predicted, and its score [2, n]; NaN where there is none.
       candidates: the same of the candidates [2, m]; none of them where p-values are withheld.
       verdicts: on each of them [m].
+      way: by what it is predicted.
     """
     figure, axes = _new()
+    predicts, why = _PREDICTED_BY[way]
     given, numbers = np.array(verdicts, object), []
     sides = {"held-out": ((MUTED, "."), heldout)}
     sides |= {one.split(" of ")[0]: (look, candidates[:, given == one]) for one, look in _VERDICT_LOOKS.items()}
@@ -330,21 +349,20 @@ def draw_difficulty(heldout: np.ndarray, candidates: np.ndarray, verdicts: Seque
         size=6.5,
         transform=axes.transAxes,
     )
-    axes.set(xlabel="score that the picture alone predicts", ylabel="score (lower = more like training)")
+    axes.set(xlabel=f"score that {predicts}", ylabel="score (lower = more like training)")
     figures.legend_below(figure, axes)
     return AuditFigure(
         "difficulty",
         figure,
-        "Is the score low for such a picture?",
-        "Some pictures are easy and score low whether the model saw them or not. The line is what a picture alone "
-        "predicts: what counts is how far below it an image lies.",
-        f"Scores against what the picture alone predicts; {numbers[0][2]} per cent of held-out images lie below it.",
+        "Is the score low beside another model’s?" if way.reference else "Is the score low for such a picture?",
+        f"{why}. The line is what {predicts}: what counts is how far below it an image lies.",
+        f"Scores against what {predicts}; {numbers[0][2]} per cent of held-out images lie below it.",
         Numbers(["Images", "how many", "below the line, %", "median distance from the line"], numbers),
     )
 
 
 def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigure:
-    """Every candidate's p-value before and after a deletion."""
+    """Draw every candidate's p-value before and after a deletion."""
     figure, axes = _new()
     numbers = []
     for place, row in enumerate(candidates):
@@ -370,7 +388,7 @@ def draw_change(candidates: Sequence[DeletionRow], p_cutoff: float) -> AuditFigu
 
 
 def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
-    """Of each sample that is not empty, how it is spread."""
+    """Tabulate the quantiles of each sample that is not empty."""
     rows = [
         [name, *(f"{value:.4g}" for value in np.quantile(sample, _LISTED_SHARES))]
         for name, sample in samples.items()
@@ -380,7 +398,7 @@ def _quantiles(what: str, samples: Mapping[str, np.ndarray]) -> Numbers:
 
 
 def _add_threshold(axes: Axes, weights: Sequence[float], tau: float) -> None:
-    """The line w · (x, y) = τ, for weights w of length 1."""
+    """Draw the line w · (x, y) = τ, for weights w of length 1."""
     direction = np.array(weights)
     point, along = tau * direction, np.array([-direction[1], direction[0]])
     axes.axline(tuple(point), tuple(point + along), color=INK, lw=0.8, ls=(0, (4, 2)))
@@ -399,7 +417,7 @@ def _new() -> tuple[Figure, Axes]:
 
 
 def _highlighted(record: Record) -> dict[str, str]:
-    """Colours of the two attacks that stand out: the one that decides, and the best baseline or, beside one, DIME."""
+    """Colour the two attacks that stand out: the one that decides, and the best baseline (DIME if one decides)."""
     ours = record.decider.family == DIME
     others = [one for one in record.calibrations if (one.family != DIME if ours else one.attack == "dime")]
     second = {best_calibrated(others).attack: SECOND} if others else {}
@@ -407,7 +425,7 @@ def _highlighted(record: Record) -> dict[str, str]:
 
 
 def _largest_tiers(record: Record) -> list[Calibration]:
-    """Each attack once, at its largest budget."""
+    """Return each attack once, at its largest budget."""
     largest: dict[str, Calibration] = {}
     for frozen in record.calibrations:
         largest[frozen.attack] = max(frozen, largest.get(frozen.attack, frozen), key=lambda one: one.queries)
@@ -422,9 +440,9 @@ def _line_style(frozen: Calibration, highlighted: Mapping[str, str], by_attack: 
 
 
 def _nudge(name: str) -> float:
-    """A factor near 1, fixed for each attack, that keeps points at one budget apart."""
+    """Return a factor near 1, fixed for each attack, that keeps points at one budget apart."""
     return 1 + 0.012 * (sum(name.encode()) % 9 - 4)
 
 
 def _title(frozen: Calibration) -> str:
-    return f"{describe_attack(frozen.attack).title} ({frozen.queries})"
+    return f"{describe_attack(frozen.attack).title} ({frozen.queries}){wording.minus(frozen.way)}"

@@ -30,7 +30,7 @@ OKABE_ITO = {
     "purple": "#CC79A7",
 }
 
-MUTED = "#8b949e"  # for what is there to compare with: chance, held-out images, attacks that are not in question
+MUTED = "#8b949e"  # for what others are compared with: chance, held-out images, attacks that are not in question
 DOUBLE_COLUMN = 7.0  # inches, the text width of a two-column paper
 
 
@@ -104,24 +104,24 @@ def style(**changes: object) -> contextlib.AbstractContextManager[None]:
 def new_figure(
     rows: int, columns: int, height: float, width: float = DOUBLE_COLUMN, **subplots: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure of the given size in inches and its axes [rows, columns]; `subplots` as in `Figure.subplots`."""
+    """Make a figure of the given size in inches and its axes [rows, columns]; `subplots` as in `Figure.subplots`."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """One legend for the whole figure, from the series of one panel, in a row below, where it covers no data."""
+    """Add one legend for the whole figure, from the series of one panel, in a row below, where it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
 
 
 def roc(axes: Axes, curves: Sequence[Line], least_fpr: float) -> None:
-    """ROC curves (FPR, TPR) on logarithmic axes, with chance and 1 % false alarms marked.
+    """Draw ROC curves (FPR, TPR) on logarithmic axes, with chance and 1 % false alarms marked.
 
     Args:
-      axes: drawn on; their labels and legend are left to the caller.
+      axes: where to draw; labels and legend are left to the caller.
       curves: from `metrics.roc_curve`. A logarithmic axis has no place for 0, so a curve starts at the left edge, with
-        what is found at no false alarm.
+        what is found without false alarms.
       least_fpr: the least FPR that can be measured, 1 / held-out images; the axes start at half of it.
     """
     left = least_fpr / 2
@@ -137,13 +137,13 @@ def roc(axes: Axes, curves: Sequence[Line], least_fpr: float) -> None:
 def histogram(
     axes: Axes, member: np.ndarray, heldout: np.ndarray, others: Sequence[float] | np.ndarray = ()
 ) -> tuple[float, float]:
-    """Scores of both sides on shared bins, each as shares of its images in per cent.
+    """Draw the scores of both sides on shared bins, each as shares of its images in per cent.
 
     Args:
-      axes: drawn on; their labels and legend are left to the caller.
+      axes: where to draw; labels and legend are left to the caller.
       member: scores [n], or none, where no members are known.
       heldout: scores [m].
-      others: scores that are not drawn, but must have a place on the axis.
+      others: scores that are not drawn, but must fit on the axis.
 
     Returns:
       The range of the bins. The highest scores, half a per cent, lie beyond it and are drawn in the last bin.
@@ -159,13 +159,13 @@ def histogram(
 
 
 def threshold(axes: Axes, tau: float, color: str) -> None:
-    """A vertical line at a frozen threshold; nothing if it is infinite, which calls nobody a member."""
+    """Draw a vertical line at a frozen threshold; nothing if it is infinite, which calls nobody a member."""
     if np.isfinite(tau):
         axes.axvline(tau, color=color, lw=0.8, ls=(0, (4, 2)), label="threshold τ")
 
 
 def by_timestep(axes: Axes, curves: Sequence[Line]) -> None:
-    """AUC over timesteps, given as fractions and drawn in per cent, with chance marked at 50 %."""
+    """Draw AUC over timesteps, given as fractions and drawn in per cent, with chance marked at 50 %."""
     for t, auc, look in curves:
         axes.plot(t, 100 * np.asarray(auc), **look)
     axes.axhline(50, color=MUTED, lw=0.7)
@@ -173,7 +173,7 @@ def by_timestep(axes: Axes, curves: Sequence[Line]) -> None:
 
 
 def ordered_colors(count: int) -> list[tuple[float, ...]]:
-    """Colours for an ordered quantity, dark to light (viridis without its palest end): safe in grey and in colour."""
+    """Return colours for an ordered quantity, dark to light (viridis without its palest end), safe in grey too."""
     return [tuple(color) for color in matplotlib.colormaps["viridis"](np.linspace(0, 0.85, count))]
 
 

@@ -27,7 +27,7 @@ from dime_jax.findings import wording
 from dime_jax.findings.finding import Findings
 from dime_jax.findings.results import CandidateRow, DeletionFindings, DeletionRow
 from dime_jax.protocol.record import Record
-from dime_jax.report import audit_figures, figures
+from dime_jax.report import audit_figures, figures, tables
 
 PAGE = "report.html"
 MOST_CARDS = 200  # candidates in the gallery; the table has them all
@@ -59,6 +59,7 @@ def write_report(record: Record, findings: Findings) -> None:
         verdict_classes=_VERDICT_CLASSES,
         figures=_save_figures(drawn, record.directory / "figures"),
         extremes=_extremes(record, pictures),
+        ways=tables.ways(results),
         floor=40 if min((row.auc.low for row in results.results), default=1.0) >= 0.4 else 0,
     )
     _files.write_atomically(record.directory / PAGE, page.encode())
@@ -79,7 +80,7 @@ def write_comparison(directory: pathlib.Path, results: DeletionFindings, candida
 
 
 def render(template: str, **values: object) -> str:
-    """A page from one of the templates beside this module."""
+    """Fill in one of the templates beside this module."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dime_jax.report", "."),
         autoescape=True,
@@ -90,6 +91,7 @@ def render(template: str, **values: object) -> str:
     words: list[Callable[..., str]] = [wording.percent, wording.interval, wording.points, wording.p_text]
     environment.filters.update({function.__name__: _unbroken_words(function) for function in words})
     environment.filters.update(number=_number, odds=_odds, unbroken=_unbroken, asked_captions=wording.asked_captions)
+    environment.filters.update(minus=wording.minus, taken_out=wording.taken_out, queries_made=wording.queries_made)
     environment.globals.update(describe_attack=describe_attack, DIME=DIME)
     script = (importlib.resources.files("dime_jax.report") / "page.js").read_text(encoding="utf-8")
     style = (importlib.resources.files("dime_jax.report") / "page.css").read_text(encoding="utf-8")
@@ -100,7 +102,7 @@ def render(template: str, **values: object) -> str:
 
 
 def inline_svg(svg: str, name: str, alt: str) -> markupsafe.Markup:
-    """An SVG file as part of a page: its colours follow the page's, and its ids are its own.
+    """Turn an SVG file into part of a page: its colours follow the page's, and its ids are its own.
 
     `svg` must be ours; `alt` may be anything.
     """
@@ -118,7 +120,7 @@ def inline_svg(svg: str, name: str, alt: str) -> markupsafe.Markup:
 
 
 def picture_uri(pixels: np.ndarray) -> str:
-    """A PNG data URI of an image uint8 [H, W, 3]."""
+    """Return a PNG data URI of an image uint8 [H, W, 3]."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -139,7 +141,7 @@ def _save_figures(
 def _cards(
     record: Record, candidates: Sequence[CandidateRow], pictures: Mapping[int, str]
 ) -> list[tuple[CandidateRow, str | None, int]]:
-    """The first candidates, each with its picture, if there is one, and its place among the names."""
+    """Return the first candidates, each with its picture, if there is one, and its place in the order of names."""
     # Those that could not be read have no index, and no picture.
     known = itertools.zip_longest(candidates, record.arrays.candidates.tolist())
     first = sorted(known, key=lambda one: _rank(one[0]))[:MOST_CARDS]
@@ -148,7 +150,7 @@ def _cards(
 
 
 def _rank(row: CandidateRow) -> tuple[bool, float]:
-    """Those with evidence first, then by p-values; who has none comes last."""
+    """Rank those with evidence first, then by p-value; those without a p-value come last."""
     return row.verdict != Verdict.EVIDENCE, np.inf if row.p_value is None else row.p_value
 
 
@@ -168,7 +170,7 @@ def _thumbnails(record: Record) -> dict[int, str]:
 
 
 def _unbroken(text: str) -> str:
-    """Text whose per cent signs stay on the line of their number."""
+    """Keep per cent signs on the line of their number."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
@@ -181,5 +183,5 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def _odds(p: float) -> str:
-    """ "1 in 250", "45 in 100"."""
+    """Return "1 in 250", "45 in 100"."""
     return f"1 in {1 / max(p, 1e-6):,.0f}" if p < 0.1 else f"{100 * p:.0f} in 100"

@@ -1,4 +1,4 @@
-"""Making the calls of a unit of work about one batch: compiled, or, of a model that is a plain function, with retries.
+"""Make the calls of a unit of work on one batch: compiled, or with retries if the model is a plain function.
 
 A batch is encoded once, whatever is asked about it. Every query is entered in the ledger before it is asked.
 
@@ -82,7 +82,7 @@ def whole_program(apply: ApplyFn, template: WholeTemplate, sharding: NamedShardi
             return template(*arguments).ask(_eps_fn(apply, params, condition), schedule, x, draws.Draws(*drawn))
         except jax.errors.JAXTypeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"attack {template.attack!r} is not traceable, as it says it is: {reason}") from error
+            raise ValueError(f"attack {template.attack!r} is not traceable, though declared to be: {reason}") from error
 
     return jax.jit(run, out_shardings=sharding, compiler_options=network_options())
 
@@ -122,12 +122,12 @@ class CallRunner:
         params, _, key = self._constants
         if denoiser.encode_fn is not None:
             x = encoder(denoiser.encode_fn, sharding)(params, x, key, ids)
-            validate.check_shape(x, (size, *denoiser.shape), f"what {denoiser.name} encodes")
+            validate.check_shape(x, (size, *denoiser.shape), f"the latents of {denoiser.name}")
         mask = None if denoiser.mask_fn is None else masker(denoiser.mask_fn, sharding)(params, x, key, ids)
         return PlacedBatch(x, ids, told, batch.index, batch.ids, batch.mask, mask)
 
     def advance(self, unit: UnitProgress, trees: Trees, most: int) -> UnitProgress:
-        """Make the next calls of a unit, depth first, at most `most`; none if no row of the batch is usable."""
+        """Make the next calls of a unit, depth first, at most `most`; make none if no row of the batch is usable."""
         if not unit.batch.usable.any():
             return unit._replace(stack=(), numbers={})
         stack, numbers, kinds = list(unit.stack), dict(unit.numbers), len(self._asked_in_python)
@@ -162,7 +162,7 @@ class CallRunner:
         return self._run(reduce_program(call.template, sharding), *inputs, asked, eps, batch.mask)
 
     def _run(self, program: Callable[..., T], *arguments: PyTree) -> T:
-        """Return what the program returns, which may still be on its way."""
+        """Return what the program returns, which may not be computed yet."""
         result = program(*arguments)
         return jax.block_until_ready(result) if self._placement.one_program_at_a_time else result
 

@@ -85,7 +85,7 @@ class ScoringOptions:
             print(text, file=sys.stderr)
 
     def within(self, directory: pathlib.Path) -> "ScoringOptions":
-        """The same, with a budget that every score table below this directory shares."""
+        """Return the same options with a budget that every score table below this directory shares."""
         return dataclasses.replace(self, budget=self.budget._replace(directory=directory))
 
 
@@ -93,7 +93,7 @@ class Hooks(NamedTuple):
     """What a run calls while it asks.
 
     Attributes:
-      on_rate: called once with the seconds that a query takes, as soon as they are measured; not if silent.
+      on_rate: called once with the seconds per query, as soon as they are measured; not if silent.
       before_asking: called by the first process when a table is opened and undamaged, before the first query.
     """
 
@@ -141,11 +141,11 @@ def score(
       jobs: attacks and settings, see `planning.grid_jobs`.
       directory: of the score table.
       indices: which images; all if None.
-      tolerated: those of them that may all go without an answer: they do not count when too many have none.
+      tolerated: images that may go without an answer: they do not count towards the most that may have none.
       transform: preprocessing; the source's own, or `fit`, if None.
       seed: of all draws.
       options: how to run.
-      hooks: what to call meanwhile.
+      hooks: what to call during the run.
 
     Raises:
       ValueError: before any query, if the table there is of something else, the plan exceeds the budget, labels or
@@ -238,7 +238,7 @@ class _Run:
         return self.micro_batch * len(self.request.placement.devices)
 
     def finish(self) -> None:
-        """Score what is missing among this process's images, in smaller batches where memory ends."""
+        """Score what is missing among this process's images, in smaller batches if memory runs out."""
         with contextlib.closing(self.ledger):
             if not len(self.mine):
                 return
@@ -266,7 +266,7 @@ class _Run:
         self.progress.say(f"out of memory: continuing with a micro-batch of {self.micro_batch}")
 
     def _score_missing(self) -> None:
-        """Ask for and store every missing row. Where that fails, what was answered by then is stored."""
+        """Ask for and store every missing row. If that fails, what was answered until then is stored."""
         under_way: collections.deque[UnitProgress] = collections.deque()
         # A plain function has answered when it returns, and does not compile.
         most_under_way, first_measured = (_UNITS_UNDER_WAY, 1) if self.request.denoiser.traceable else (0, 0)
@@ -294,7 +294,7 @@ class _Run:
                 self.storage.flush()
 
     def _ask(self, number: int, batch: PlacedBatch, before_noting: Callable[[], None]) -> UnitProgress:
-        """Make all calls of a unit on a batch that were not stored before; what is answered is noted now and then.
+        """Make all calls of a unit on a batch that were not stored before; answers are noted now and then.
 
         Args:
           number: of the unit.
@@ -316,7 +316,7 @@ class _Run:
         return unit
 
     def _batches(self) -> Iterator[tuple[np.ndarray, PlacedBatch]]:
-        """Batches of images that miss the same units, and those units."""
+        """Yield batches of images that miss the same units, with those units."""
         conditions = {call.condition for call in _calls(self.request.plan)}
         for units, rows in missing_groups(self.storage.status, self.mine):
             for batch in self.images.batches(rows, self._batch_size):
@@ -331,9 +331,9 @@ def _check_conditions(denoiser: Denoiser, plan: Plan) -> None:
     for call in _calls(plan):
         if call.condition not in denoiser.conditions:
             offered = ", ".join(denoiser.conditions)
-            raise ValueError(f"{call} needs the condition {call.condition!r}, {denoiser.name} offers only {offered}")
+            raise ValueError(f"{call} needs the condition {call.condition!r}; {denoiser.name} offers only {offered}")
         if denoiser.mask_fn is not None and isinstance(call, Whole):
-            raise ValueError(f"attack {call.attack} computes its own norms: no --latent_weighting can be applied")
+            raise ValueError(f"attack {call.attack} computes its own norms: --latent_weighting does not apply to it")
 
 
 def _check_labels(denoiser: Denoiser, source: data.Source, index: np.ndarray) -> None:

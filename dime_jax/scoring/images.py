@@ -12,7 +12,7 @@ from dime_jax import data
 class Images:
     """The images of a source, transformed as they are read; bad ones read as zeros and are noted.
 
-    What `data.batches` tolerates is a share of one pass. Here it must be a share of the whole run, over its resumes.
+    What `data.batches` tolerates is a share of one pass; here it must be a share of the whole run, over its resumes.
 
     Attributes:
       unreadable: why, by id, of the bad images met so far.
@@ -32,7 +32,7 @@ class Images:
         self._transform = transform._replace(resize=lambda image: image)
 
     def batches(self, rows: np.ndarray, size: int) -> Iterator[data.Batch]:
-        """The images at these positions in batches of one size; the mask leaves out padding and unreadable images."""
+        """Yield the images at these positions in batches of one size; masks leave out padding and unreadable ones."""
         for batch in data.batches(self._source, size, self._transform, indices=rows):
             readable = np.array([id not in self.unreadable for id in batch.ids])
             yield batch._replace(mask=batch.mask & readable)
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
 
 def missing_groups(status: np.ndarray, index: np.ndarray) -> list[Group]:
-    """The images at `index` that miss a unit, in their order, grouped by what they miss, by first appearance.
+    """Return the images at `index` that miss a unit, in their order, grouped by what they miss, by first appearance.
 
     Args:
       status: of every row of the table [units, images], -1 where it is missing.

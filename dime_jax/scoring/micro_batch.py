@@ -14,28 +14,28 @@ from dime_jax._util.typing import PyTree
 from dime_jax.core.denoiser import Denoiser
 from dime_jax.scoring.call_runner import network_program
 
-# A micro-batch of 32x32x3 images: one from which on CPUs gain little, and one that fills an accelerator.
+# A micro-batch of 32x32x3 images: one beyond which CPUs gain little, and one that fills an accelerator.
 _CPU_IMAGES, _ACCELERATOR_IMAGES = 16, 256
 _REFERENCE_SIZE = 32 * 32 * 3
 _LARGEST_MICRO_BATCH = 512
 
 
 def default_micro_batch(shape: Sequence[int], platform: str) -> int:
-    """Images per device and call, a power of two: as many values as 16 CIFAR images on a CPU, as 256 elsewhere."""
+    """Choose the images per device and call, a power of two: the size of 16 CIFAR images on a CPU, of 256 elsewhere."""
     images = _CPU_IMAGES if platform == "cpu" else _ACCELERATOR_IMAGES
     wanted = images * _REFERENCE_SIZE / math.prod(shape)
     return 2 ** int(np.clip(math.floor(math.log2(wanted)), 0, math.log2(min(8 * images, _LARGEST_MICRO_BATCH))))
 
 
 def micro_batch_of(denoiser: Denoiser, platform: str) -> int:
-    """The default for a model: of a hosted one, as many images as are on their way to it at a time."""
+    """Return the default for a model: for a hosted one, as many images as are in flight at a time."""
     if denoiser.requests is not None:
         return denoiser.requests.images * denoiser.requests.in_flight
     return default_micro_batch(denoiser.shape, platform)
 
 
 def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None, rounds: int = 3) -> int:
-    """The fastest micro-batch per image on one device, measured on blank images that count as no queries.
+    """Find the micro-batch that is fastest per image on one device, on blank images that are not counted as queries.
 
     Candidates are tried in rising order; one that does not fit into memory ends the search.
 
@@ -45,7 +45,7 @@ def tune_micro_batch(denoiser: Denoiser, candidates: Sequence[int] | None = None
       rounds: how often each is measured; the median counts.
     """
     if not denoiser.traceable:
-        raise ValueError(f"{denoiser.name} is a plain function: its speed per image is not ours to tune")
+        raise ValueError(f"{denoiser.name} is a plain function: it has no micro-batch to tune")
     default = default_micro_batch(denoiser.shape, jax.local_devices()[0].platform)
     seconds: dict[int, float] = {}
     for size in sorted(candidates or {max(1, default // 4), max(1, default // 2), default, 2 * default, 4 * default}):

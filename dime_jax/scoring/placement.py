@@ -24,7 +24,7 @@ class PlacedBatch(NamedTuple):
     mask: jax.Array | None = None  # which coordinates of x count in norms; None if all do
 
     def usable_part(self) -> "PlacedBatch":
-        """The usable rows alone, on the default device."""
+        """Return the usable rows alone, on the default device."""
         columns = self.x, self.draw_ids, self.conditions, self.mask
         usable = jax.tree.map(lambda column: np.asarray(column)[self.usable], columns)
         x, draw_ids, conditions, mask = jax.device_put(usable)  # jnp.asarray would compile a program for each shape
@@ -36,8 +36,8 @@ class Placement(NamedTuple):
     """The devices that batches are spread over.
 
     Attributes:
-      devices: one, if the model itself is spread over several or is no JAX.
-      mesh: of them; None where the model decides what lies where.
+      devices: one, if the model itself is spread over several or is not JAX.
+      mesh: of these devices; None if the model itself decides what lies where.
     """
 
     devices: Sequence[jax.Device]
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding | None:
-        """Of the rows of a batch."""
+        """How the rows of a batch are sharded."""
         return None if self.mesh is None else split_rows(self.mesh)
 
     @property
@@ -59,16 +59,16 @@ class Placement(NamedTuple):
         return virtual and len(self.devices) > (os.cpu_count() or 1)
 
     def put(self, tree: PyTree) -> PyTree:
-        """Arrays cut along their rows."""
+        """Put arrays on the devices, cut along their rows."""
         return jax.device_put(tree, self.sharding)
 
     def put_everywhere(self, tree: PyTree) -> PyTree:
-        """A copy of arrays on every device."""
+        """Put a copy of arrays on every device."""
         return jax.device_put(tree, None if self.mesh is None else replicated(self.mesh))
 
 
 def choose_placement(denoiser: Denoiser, devices: Sequence[jax.Device] | None) -> Placement:
-    """The given devices, or all of this process, as far as the model can be on them."""
+    """Choose the given devices, or all of this process, as far as the model can run on them."""
     devices = devices or jax.local_devices()
     arrays = [leaf for leaf in jax.tree.leaves(denoiser.params) if isinstance(leaf, jax.Array)]
     if not denoiser.traceable or any(len(array.sharding.device_set) > 1 for array in arrays):

@@ -13,7 +13,7 @@ import numpy as np
 from dime_jax.attacks import Attack, Setting, attack_names, get_attack
 from dime_jax.attacks.base import Reading, Recipe, Trees, calls_below, grow_trees, row_label
 from dime_jax.attacks.calls import Call
-from dime_jax.core.denoiser import OWN
+from dime_jax.core.denoiser import BESIDE, OWN
 from dime_jax.core.schedule import NoiseSchedule
 
 WITNESS = "level_only"
@@ -30,12 +30,12 @@ class Job(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """What it costs per image by itself."""
+        """What the job costs per image by itself."""
         return self.attack.queries(self.setting)
 
     @property
     def label(self) -> str:
-        """ "attack@queries": how one row of the results is called."""
+        """Its label "attack@queries", by which rows of the results go."""
         return row_label(self.attack.name, self.queries)
 
     @property
@@ -53,6 +53,22 @@ def at_same_noise(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> Jo
         for name, value in job.setting.items()
     }
     return job._replace(setting=setting)
+
+
+def far_apart(job: Job, schedule: NoiseSchedule, other: NoiseSchedule) -> list[tuple[float, float]]:
+    """Return the noise levels of a job whose nearest one in another schedule is far from them, each with that one."""
+    times = [
+        (int(value), at_same_noise(job, schedule, other).setting[name])
+        for name, value in job.setting.items()
+        if name in _TIMESTEPS
+    ]
+    pairs = [(float(schedule.sigma(ours)), float(other.sigma(int(theirs)))) for ours, theirs in times]
+    return [pair for pair in pairs if is_far(*pair)]
+
+
+def is_far(level: float, other: float) -> bool:
+    """Whether two noise levels are more than a quarter apart."""
+    return abs(np.log(other / level)) >= np.log(1.25)
 
 
 class Unit(NamedTuple):
@@ -92,7 +108,7 @@ class Plan:
         return sum(job.queries for job in self.jobs)
 
     def describe(self, images: int) -> str:
-        """The cost in one line."""
+        """Describe the cost in one line."""
         shared, naive = self.queries_per_image, self.naive_queries_per_image
         ratio = shared / max(1, naive)
         return (
@@ -131,13 +147,13 @@ def grid_jobs(
     most: int | None = None,
     conditions: Collection[str] = (OWN,),
 ) -> list[Job]:
-    """Every setting of a profile's grid for the named attacks, at each of their query tiers.
+    """List every setting of a profile's grid for the named attacks, at each of their query tiers.
 
     Args:
       attacks: names in the registry; all that the model can be asked for if None.
       profile: which of the attacks' grids.
-      budgets: queries per image; for each number, only the largest tier of an attack that costs at most so many. None
-        for all tiers. Attacks of fixed cost have no tiers, and are asked whatever it is.
+      budgets: queries per image; for each number, only the largest tier of an attack that costs no more. None for all
+        tiers. Attacks of fixed cost have no tiers, and are asked whatever the budgets are.
       settings: parameters that replace the grid's, such as [{"t": 70}]: every one is combined with every grid setting.
       most: leave out every setting that costs more queries per image, of fixed cost or not.
       conditions: that the model offers.
@@ -165,7 +181,7 @@ def left_out(
     most: int | None = None,
     conditions: Collection[str] = (OWN,),
 ) -> list[str]:
-    """What `grid_jobs` leaves out because it costs too much, in one line for each attack; arguments as there."""
+    """Say what `grid_jobs` leaves out because it costs too much, a line for each attack; arguments as there."""
     kept: dict[str, int] = {}
     for job in grid_jobs(attacks, profile, budgets, settings, most, conditions):
         kept[job.attack.name] = kept.get(job.attack.name, 0) + 1
@@ -182,7 +198,7 @@ def left_out(
 def _tier_jobs(
     attack: Attack, profile: str, budgets: Sequence[int] | None, settings: Sequence[Setting] | None
 ) -> list[Job]:
-    """An attack's settings at the tiers that the budgets allow, or at its fixed cost."""
+    """List an attack's settings at the tiers that the budgets allow, or at its fixed cost."""
     jobs = _all_jobs(attack, profile, settings)
     if budgets is None or not attack.tiers:
         return jobs
@@ -201,6 +217,8 @@ def check_offered(attacks: Iterable[Attack], conditions: Collection[str]) -> Non
     """Require a model that offers the conditions under which the attacks ask."""
     for attack in attacks:
         missing = [name for name in attack.conditions if name not in conditions]
+        if BESIDE in missing:
+            raise ValueError(f"attack {attack.name} asks a second model besides: name one with --reference")
         if missing:
             raise ValueError(
                 f"attack {attack.name} is for text-conditioned models: it asks under "
@@ -209,7 +227,7 @@ def check_offered(attacks: Iterable[Attack], conditions: Collection[str]) -> Non
 
 
 def witness_jobs(jobs: Sequence[Job]) -> list[Job]:
-    """What the witness of direction asks (`evidence.direction`): B̂² of one probe, at DIME's timesteps and smallest γ.
+    """List what the witness of direction asks (`evidence.direction`): B̂² of a probe, at DIME's timesteps and least γ.
 
     One query per timestep, free where DIME asks it anyway. Where DIME is not run, the timesteps are those of the other
     attacks, and of DIME's shortest grid for attacks that have none.
@@ -224,12 +242,12 @@ def witness_jobs(jobs: Sequence[Job]) -> list[Job]:
 
 
 def row_labels(jobs: Iterable[Job]) -> list[str]:
-    """The names "attack@queries" that rows of results may have after these jobs; of SecMI, only one of its own will."""
+    """List the labels "attack@queries" that rows of results may have after these jobs; of SecMI's, one will occur."""
     return list(dict.fromkeys(job.label for job in jobs))
 
 
 def _replaced(grid: Sequence[Setting], settings: Sequence[Setting] | None) -> list[Setting]:
-    """The grid with some parameters replaced, without repeats."""
+    """Return the grid with some parameters replaced, without repeats."""
     changed = [{name: new.get(name, one[name]) for name in one} for new in settings or [{}] for one in grid]
     return list({tuple(sorted(setting.items())): setting for setting in changed}.values())
 

@@ -1,6 +1,6 @@
 """The ledger of queries: one number on disk for every query, written before it is asked.
 
-So what a run has spent is known exactly after it was killed, and a budget holds across resumes. Damage gives no budget
+So what a killed run has spent is known exactly, and a budget holds across resumes. Damage gives no budget
 back: with every shard of the score table the state of the ledger is noted, and a ledger that does not begin as it did
 then is refused (`check`). What was entered after the last shard before a kill is only checked to be about known images.
 """
@@ -17,7 +17,7 @@ from dime_jax._util.digests import Damaged
 
 _ENTRY = np.dtype("<i4")
 NO_IMAGE = -1  # a query about none of the images: it counts in the total only
-REFERENCE = "reference"  # in a run: what a second model was asked, which its own ledgers count
+REFERENCE = "reference"  # in a run: the part about a second model, whose own ledgers count what it was asked
 
 
 class Budget(NamedTuple):
@@ -77,10 +77,10 @@ class Ledger:
         with self._lock:
             if self._allowance is not None and self.debited + len(index) > self._allowance:
                 rest = self._allowance - self.debited
-                raise BudgetExceeded(f"the query budget is used up: {len(index)} more are needed, {rest} are left")
+                raise BudgetExceeded(f"the query budget is used up: {len(index)} more are needed, but {rest} are left")
             images = index[index != NO_IMAGE]
             if self._per_image is not None and np.any(self._spent[images] >= self._per_image):
-                raise BudgetExceeded(f"queries per image must be <= {self._per_image}, the limit: one more is needed")
+                raise BudgetExceeded(f"the budget allows {self._per_image} queries per image, but one more is needed")
             left = entry = np.asarray(index, _ENTRY).tobytes()
             try:
                 while left:
@@ -94,7 +94,7 @@ class Ledger:
 
     @property
     def state(self) -> State:
-        """What was entered so far, by this process and earlier ones of its number."""
+        """What was entered so far, by this process and earlier ones with its number."""
         return State(self._entered, self._hash.hexdigest())
 
     def close(self) -> None:
@@ -103,12 +103,12 @@ class Ledger:
 
 
 def ledger_path(directory: pathlib.Path, process: int | str) -> pathlib.Path:
-    """The ledger of one process."""
+    """Return the path of one process's ledger."""
     return directory / f"queries-{process}.bin"
 
 
 def ledgers(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The ledgers of all processes of a score table; of a run, those of all its tables, and not of its reference."""
+    """List the ledgers of all processes of a score table, or of all tables of a run except its reference's."""
     found = sorted(directory.rglob("queries-*.bin"))
     return [path for path in found if path.relative_to(directory).parts[0] != REFERENCE]
 
@@ -121,40 +121,40 @@ def check(path: pathlib.Path, noted: State, images: int) -> None:
     """
     entries = _read(path) if path.exists() else np.zeros(0, _ENTRY)
     if len(entries) < noted.queries:
-        raise Damaged(f"{path} is damaged: it holds {len(entries):,} queries, and {noted.queries:,} were made")
+        raise Damaged(f"{path} is damaged: it holds {len(entries):,} queries, but {noted.queries:,} were made")
     if _hash(entries[: noted.queries].tobytes()).hexdigest() != noted.queries_digest:
-        raise Damaged(f"{path} is damaged or of another run: its queries are not those that were made")
+        raise Damaged(f"{path} is damaged or from another run: its queries are not those that were made")
     if np.any((entries < 0) | (entries >= images)):
         raise Damaged(f"{path} is damaged: it lists image indices that do not exist")
 
 
 def spent_per_image(directory: pathlib.Path, images: int) -> np.ndarray:
-    """Queries made so far about each image of the source [images], by every process and resume."""
+    """Count the queries made so far about each image of the source [images], by every process and resume."""
     files = [_read(path) for path in ledgers(directory)]
     entries = np.concatenate([np.zeros(0, _ENTRY), *files])
     return np.bincount(entries[entries != NO_IMAGE], minlength=images)
 
 
 def queries_made(directory: pathlib.Path) -> int:
-    """All queries made so far."""
+    """Count all queries made so far."""
     return sum(path.stat().st_size // _ENTRY.itemsize for path in ledgers(directory))
 
 
 def allowance(
     directory: pathlib.Path, budget: Budget, needed: np.ndarray, index: np.ndarray, mine: np.ndarray, processes: int
 ) -> int | None:
-    """How many queries one of several processes may make: its plan, and its share of what the plan leaves.
+    """Return how many queries one of several processes may make: its plan, and its share of what the plan leaves.
 
     Args:
       directory: of the score table.
       budget: of the run.
       needed: queries that each image of the source still needs [images].
       index: positions of the run's images.
-      mine: of those, the images of this process.
+      mine: positions of this process's images among them.
       processes: how many share the rest of the budget.
 
     Returns:
-      None for no bound.
+      The number; None for no bound.
 
     Raises:
       BudgetExceeded: if the plan takes more than the budget has left.
@@ -164,12 +164,12 @@ def allowance(
         spent = spent_per_image(directory, len(needed))[index]
         most = int(np.max(np.where(needed[index] > 0, spent + needed[index], 0)))
         if most > budget.per_image:
-            raise BudgetExceeded(f"queries per image must be <= {budget.per_image}, the limit: the plan takes {most}")
+            raise BudgetExceeded(f"the budget allows {budget.per_image} queries per image, but the plan takes {most}")
     if budget.total is None:
         return None
     planned, left = int(needed[index].sum()), max(0, budget.total - queries_made(directory))
     if planned > left:
-        raise BudgetExceeded(f"this needs {planned:,} queries, and the budget of {budget.total:,} has {left:,} left")
+        raise BudgetExceeded(f"this takes {planned:,} queries, but the budget of {budget.total:,} has {left:,} left")
     return int(needed[mine].sum()) + (left - planned) // processes
 
 

@@ -77,7 +77,7 @@ def with_retries(ask: Callable[P, T], retry: Retry, say: Say, stop: threading.Ev
                 if attempt >= retry.attempts or stopped.is_set() or not _may_help(error):
                     raise
                 seconds = _wait(error, attempt, retry)
-                say(f"waiting {seconds:.1f} s, the model failed: {error!r}")
+                say(f"the model failed: {error!r}; retrying in {seconds:.1f} s")
                 if stopped.wait(seconds):
                     raise
 

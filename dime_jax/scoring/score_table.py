@@ -1,10 +1,10 @@
-"""The score table: what the model answered about every image, on disk, safe against being killed at any moment.
+"""The score table: what the model answered about every image, on disk, safe against a kill at any moment.
 
     TABLE/manifest.json        what the table is of; a run may continue it only if all of this is the same
     TABLE/schedule.npz         the model's noise schedule, so that calibration needs no model
     TABLE/shards/*.parquet     rows of the run so far
     TABLE/shards/*.npz         units of which some calls were made so far (see `unit_progress`)
-    TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger was then
+    TABLE/shards/PROCESS.json  which shards a process has finished, and how far its ledger had got
     TABLE/scores.parquet       all rows, once it is complete; the shards are gone then
     TABLE/terms.npz            terms of a user's own attacks, which may not be known where the table is read
     TABLE/queries-*.bin        every query made (see `query_ledger`); a published table has none, and `queries_made` in
@@ -20,6 +20,7 @@ those of its shards (see `digests`). All are checked before the Parquet reader, 
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -77,7 +78,7 @@ def open_manifest(directory: pathlib.Path, identity: JsonObject, micro_batch: in
         return
     evidence = [*directory.glob(_SCORES), *shards.shards_in(directory), *query_ledger.ledgers(directory)]
     if evidence:
-        raise Damaged(f"{path} is missing, and {evidence[0].name} goes with it")
+        raise Damaged(f"{path} is missing, but {evidence[0].name} is there")
     _files.write_atomically(directory / _SCHEDULE, digests.dump_arrays(fields))
     manifest = {"format": FORMAT, "version": VERSION, "identity": dict(identity), "micro_batch": micro_batch}
     digests.write(path, manifest, [_SCHEDULE])
@@ -89,7 +90,7 @@ def write_manifest(directory: pathlib.Path, manifest: JsonObject) -> None:
 
 
 def read_manifest(directory: pathlib.Path) -> JsonObject:
-    """The manifest of a score table."""
+    """Read the manifest of a score table."""
     return _open(directory).contents
 
 
@@ -106,7 +107,7 @@ def _open(directory: pathlib.Path) -> Sealed:
 
 
 def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
-    """Which rows are on disk: the status [units, images] of each, -1 where there is none.
+    """Return which rows are on disk: the status [units, images] of each, -1 where there is none.
 
     Raises:
       Damaged: naming it, if anything of the table on disk is not what was written, the ledgers included.
@@ -120,7 +121,7 @@ def rows_done(directory: pathlib.Path, units: int, images: int) -> np.ndarray:
 
 
 def partials(directory: pathlib.Path) -> list[StoredProgress]:
-    """The units that were in the middle when a run ended; those finished since are among them."""
+    """Read the units that were unfinished when a run ended; some of them may have been finished since."""
     lists = map(digests.read, shards.lists_in(directory))
     return [unit_progress.decode(one, name) for one in lists for name in one.digests if shards.is_partial(name)]
 
@@ -199,7 +200,7 @@ class ScoreTable:
     own_terms: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     reference: "ScoreTable | None" = None
 
-    @property
+    @functools.cached_property
     def schedule(self) -> NoiseSchedule:
         """The model's noise schedule."""
         return NoiseSchedule(**_open(self.directory).read_arrays(_SCHEDULE))
@@ -210,7 +211,7 @@ class ScoreTable:
         return self.manifest["seconds"] / max(1, self.queries_made)
 
     def terms(self, job: Job) -> np.ndarray:
-        """An attack's terms [columns, n] at a setting that the table has; not finite where a reading is not."""
+        """Return an attack's terms [columns, n] at a setting that the table has; not finite where a reading is not."""
         if _job_name(job) in self.own_terms:
             return self.own_terms[_job_name(job)]
         recipe = job.recipe
@@ -269,12 +270,12 @@ def _readings(manifest: JsonObject) -> set[str]:
 
 
 def _is_complete(sealed: Sealed) -> bool:
-    """Whether all rows are in scores.parquet; one that is there unnamed was cut short by a kill, and is made again."""
+    """Whether all rows are in scores.parquet; one that is not named was left by a kill, and is made again."""
     return _SCORES in sealed.digests
 
 
 def _drop_unfinished(sealed: Sealed) -> None:
-    """Remove shards that a kill kept from being noted; their rows are asked for again."""
+    """Remove shards that a kill left unnoted; their rows are asked for again."""
     if not _is_complete(sealed):
         _check_lists(sealed)
         directory = sealed.path.parent
@@ -286,7 +287,7 @@ def _drop_unfinished(sealed: Sealed) -> None:
 
 
 def _finished_shards(sealed: Sealed) -> dict[str, bytes]:
-    """The shards that the lists name, checked."""
+    """Return the shards that the lists name, checked."""
     lists = map(digests.read, shards.lists_in(sealed.path.parent))
     return {name: one.read(name) for one in lists for name in one.digests if not shards.is_partial(name)}
 
@@ -298,7 +299,7 @@ def _check_lists(sealed: Sealed) -> None:
     writers |= {path.stem.partition("-")[2] for path in query_ledger.ledgers(directory) if path.stat().st_size}
     missing = sorted(writers - {path.stem for path in shards.lists_in(directory)})
     if missing:
-        raise Damaged(f"{directory / 'shards' / missing[0]}.json is missing, and shards and queries go with it")
+        raise Damaged(f"{directory / 'shards' / missing[0]}.json is missing, but its shards or queries are there")
 
 
 def _check_ledgers(sealed: Sealed, images: int) -> None:

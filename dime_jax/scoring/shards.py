@@ -27,7 +27,7 @@ _SECONDS = b"seconds"
 class ShardWriter:
     """Collects rows and writes them as shards; one writer per process.
 
-    Shards of one process are numbered on from those that are there. A shard counts once the process's list names it.
+    A process continues the numbers of its shards that are there. A shard counts once the process's list names it.
     """
 
     def __init__(self, directory: pathlib.Path, process: int):
@@ -53,7 +53,7 @@ class ShardWriter:
         Args:
           seconds: how long the rows took.
           ledger: of this process; before its first query too, so that no ledger is without a list.
-          partial: a unit in the middle (`unit_progress`), in place of the one before; None to leave that one.
+          partial: an unfinished unit (`unit_progress`), in place of the one before; None to leave that one.
         """
         if self._rows:
             content = encode(pa.concat_tables(self._rows).replace_schema_metadata({_SECONDS: repr(seconds)}))
@@ -77,22 +77,22 @@ class ShardWriter:
 
 
 def shards_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The shards of all processes, also those that no list names."""
+    """List the shards of all processes, also those that no list names."""
     return sorted((directory / "shards").glob("*.parquet"))
 
 
 def partials_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The units in the middle of all processes, also those that no list names."""
+    """List the unfinished units of all processes, also those that no list names."""
     return sorted((directory / "shards").glob("*.npz"))
 
 
 def is_partial(name: str) -> bool:
-    """Whether a file that a list names is a unit in the middle, and no shard."""
+    """Whether a file that a list names is an unfinished unit, not a shard."""
     return name.endswith(".npz")
 
 
 def lists_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The lists of all processes: the digests of their finished shards, and how far their ledgers were then."""
+    """Find the lists of all processes: digests of their finished shards, and how far their ledgers had got."""
     return sorted((directory / "shards").glob("*.json"))
 
 
@@ -119,7 +119,7 @@ def rows_of(unit: int, index: np.ndarray, ids: Sequence[str], status: np.ndarray
 
 
 def encode(table: pa.Table) -> bytes:
-    """A Parquet file, in memory first: the write itself is then Python's, with Python's errors."""
+    """Encode a table as Parquet in memory: the write itself is then Python's, with Python's errors."""
     buffer = io.BytesIO()
     pq.write_table(
         table,
@@ -132,7 +132,7 @@ def encode(table: pa.Table) -> bytes:
 
 
 def decode(path: pathlib.Path, content: bytes) -> pa.Table:
-    """The rows in what was read from `path`; Damaged, naming it, if they are not those of a score table."""
+    """Decode the rows in what was read from `path`; Damaged, naming it, if they are not those of a score table."""
     try:
         return _open(content).read(use_threads=False).replace_schema_metadata(None).cast(SCHEMA)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -140,7 +140,7 @@ def decode(path: pathlib.Path, content: bytes) -> pa.Table:
 
 
 def _open(content: bytes) -> pq.ParquetFile:
-    """A Parquet file in memory, read in the calling thread only.
+    """Open a Parquet file in memory, to be read in the calling thread only.
 
     `pq.read_table` reads a Python object in threads of Arrow's own. These may still hold it when the interpreter ends,
     and a thread that then asks for the interpreter aborts the process, its work done or not.
@@ -149,10 +149,10 @@ def _open(content: bytes) -> pq.ParquetFile:
 
 
 def seconds(content: bytes) -> float:
-    """How long the rows of a shard took."""
+    """Return how long the rows of a shard took."""
     return float(_open(content).schema_arrow.metadata[_SECONDS])
 
 
 def column(table: pa.Table, name: str) -> np.ndarray:
-    """One column as NumPy."""
+    """Return one column as NumPy."""
     return table.column(name).to_numpy()

@@ -1,4 +1,4 @@
-"""Storing what a model answered: rows for the score table, written as shards now and then, and the progress shown."""
+"""Store what a model answered, as rows of the score table that are written in shards, and show the progress."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ class TableStorage:
       ledger: of this process; its state is noted with every shard.
       progress: advanced by what is stored.
       shard_seconds: the most work that a kill may cost.
-      partials: units that were in the middle when the run was interrupted.
+      partials: units that were unfinished when the run was interrupted.
 
     Attributes:
       calls_at_once: how many calls of a unit to ask before `note`, so that they take a small part of shard_seconds.
@@ -56,10 +56,10 @@ class TableStorage:
         return next((partial for partial in self._partials if partial.is_of(number, batch)), None)
 
     def note(self, unit: UnitProgress, calls: int) -> None:
-        """Wait for the answers of a unit in the middle, and store them if that is due.
+        """Wait for the answers of an unfinished unit, and store them if that is due.
 
         Args:
-          unit: how far it is.
+          unit: how far it has got.
           calls: how many of its calls were made since `note` or `add` was last called.
         """
         jax.block_until_ready(list(unit.numbers.values()))
@@ -96,7 +96,7 @@ class TableStorage:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows kept so far as a shard, if there are any, and the unit in the middle."""
+        """Write the rows held so far as a shard, if there are any, and the unfinished unit."""
         now = time.monotonic()
         self._writer.flush(now - self._last_flush, self._ledger.state, self._middle and self._middle())
         self._last_flush, self._middle = now, None

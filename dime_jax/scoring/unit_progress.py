@@ -1,7 +1,7 @@
-"""How far a unit of work is on a batch: which of its calls were made, and what the others start from.
+"""How far a unit of work has got on a batch: which of its calls were made, and what the others start from.
 
-A unit may be hundreds of calls long, so it is stored when time is up and not only at its end. What the calls still to
-come start from is stored with it, so that nothing is asked twice.
+A unit may be hundreds of calls long, so it is stored when time is up, not only at its end. What the calls still to come
+start from is stored with it, so that nothing is asked twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ class UnitProgress(NamedTuple):
       number: of the unit in the plan.
       batch: the images.
       stack: the calls to make next, the next one last, each with the state that it starts from.
-      numbers: what the calls made so far answered, in the order of `calls_below`: each [B], by call and name; of a
-        network they may still be on their way.
+      numbers: what the calls made so far answered, in the order of `calls_below`: each [B], by call and name; a
+        network may not have computed them yet.
       resumed: queries per image whose answers were stored by an earlier run.
       at_full_speed: False if a kind of call was made in Python for the first time, which compiles what it does around
         the model.
@@ -45,7 +45,7 @@ class UnitProgress(NamedTuple):
 
 
 class StoredProgress(NamedTuple):
-    """The same on disk: of which unit and images, the readings of the calls made so far [r, B], and the rest of it."""
+    """An unfinished unit on disk: its number and images, the readings of the calls made so far [r, B], and the rest."""
 
     unit: int
     index: np.ndarray  # type: ignore[assignment]
@@ -56,7 +56,7 @@ class StoredProgress(NamedTuple):
     states: tuple[PyTree, ...]
 
     def is_of(self, unit: int, batch: PlacedBatch) -> bool:
-        """Whether it is about this unit on this batch."""
+        """Whether it is of this unit on this batch."""
         same = self.unit == unit and np.array_equal(self.index, batch.index)
         return same and np.array_equal(self.usable, batch.usable)
 
@@ -72,9 +72,9 @@ def begin(number: int, plan: Plan, batch: PlacedBatch, stored: StoredProgress | 
 
     Args:
       number: of the unit.
-      plan: that it is of.
+      plan: the plan that it belongs to.
       batch: the images.
-      stored: what there is of the unit on this batch.
+      stored: what was stored of the unit on this batch.
     """
     unit = plan.units[number]
     if stored is None:

@@ -25,7 +25,7 @@ def data_section(source: str) -> ConfigDict:
     data.split_file = ""  # for "file": SecMI's or dime-mia's .npz
     data.split_size = placeholder(int)  # members, and as many held-out images; images per class for "per_class"
     data.split_seed = 0
-    # Of the split's members, and of its held-out images, only so many, drawn with split_seed: for small studies.
+    # The most members, and held-out images, of the split to use, drawn with split_seed: for small studies.
     data.max_members = placeholder(int)
     data.max_heldout = placeholder(int)
     # Without the images of a study whose max_members and max_heldout are `reserved`: the `part`-th draw of the others,
@@ -55,8 +55,8 @@ def attack_section() -> ConfigDict:
     attack.test_size = placeholder(int)
     attack.names = ()  # all
     attack.profile = "paper"  # whose grids: "paper" or "quick"
-    # Queries per image: for each number the largest tier of each attack that costs at most so many; all tiers if empty.
-    # Attacks of fixed cost run whatever it is.
+    # Queries per image: for each number the largest tier of each attack that costs no more; all tiers if empty.
+    # Attacks of fixed cost always run.
     attack.budgets = ()
     # Instead of the profile's values, by attack: {"all": {"t": (30, 70)}, "secmi": {"t": (80,), "k": (15,)}}.
     # An attack's own entry is used instead of the one for "all".

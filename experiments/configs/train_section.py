@@ -28,7 +28,7 @@ def train_section() -> ConfigDict:
     train.log_every = 100
     train.save_every = 1000
     train.sample_every = 5000
-    train.snapshot_every = 0  # keep the model after every so many updates, for `experiments.memorisation`
+    train.snapshot_every = 0  # how many updates apart models are kept, for `experiments.memorisation`
     return train
 
 

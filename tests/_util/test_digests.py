@@ -36,7 +36,7 @@ def test_only_files_that_are_named_are_read(tmp_path):
     (tmp_path / "other.npz").write_bytes(b"one")
     found = digests.read(tmp_path / "run.json")
     assert found.read("halves.npz") == b"one"
-    with pytest.raises(digests.Damaged, match=r"other\.npz is damaged or of another run"):
+    with pytest.raises(digests.Damaged, match=r"other\.npz is damaged or from another run"):
         found.read("other.npz")
 
 

@@ -94,7 +94,7 @@ def test_numbers_as_json_has_them():
         ({"count": 1.5}, "file.count must be a number"),
         ({"count": None}, "file.count must be a number, got 'None'"),
         ({"colour": "blue"}, "file.colour must be one of red, got 'blue'"),
-        ({"points": [{"x": 0.5}, {"y": 1}]}, r"file.points\[1\] must have 'x', it has y"),
+        ({"points": [{"x": 0.5}, {"y": 1}]}, r"file.points\[1\] must have 'x', got y"),
         ({"points": {}}, "file.points must be a list"),
         ({"corners": [1]}, "file.corners must be a list of 2, got 1"),
         ({"sizes": {"t": "70"}}, "file.sizes.t must be a number, got '70'"),
@@ -109,7 +109,7 @@ def test_what_is_of_another_type_is_named(change, message):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="file must have 'flag', it has name"):
+    with pytest.raises(ValueError, match="file must have 'flag', got name"):
         parse(Whole, {"name": "a"}, "file")
 
 

@@ -4,36 +4,13 @@ import csv
 
 import numpy as np
 import pytest
-from memoriser import SCHEDULE, SHAPE, config, floats, source
+from memoriser import config, forgetful, source
+from memoriser import contrasts as images
 
-import dime_jax as dj
 from dime_jax import auditing, evidence
 from dime_jax.findings import json_files
 from dime_jax.protocol import stages, statistics
 from dime_jax.report import html
-
-FORGOTTEN = 0.45  # of every training image
-
-
-def images(count, seed):
-    """Noise of more or less contrast."""
-    rng = np.random.default_rng(seed)
-    contrast = rng.uniform(0.3, 1, (count, 1, 1, 1))
-    return np.uint8(np.round(127.5 + contrast * rng.uniform(-127.5, 127.5, (count, *SHAPE))))
-
-
-def forgetful(train):
-    """Remembers a paler version of its training images, so that what it forgot grows with their contrast."""
-    train = floats(train).reshape(len(train), -1)
-
-    def eps(x, t):
-        flat = np.asarray(x).reshape(len(x), -1)
-        scale, sigma = float(SCHEDULE.sqrt_abar(int(t))), float(SCHEDULE.sigma(int(t)))
-        nearest = np.argmin(np.sum((flat[:, None] - scale * train[None]) ** 2, axis=-1), axis=1)
-        return ((flat - scale * (1 - FORGOTTEN) * train[nearest]) / sigma).reshape(np.shape(x)).astype(np.float32)
-
-    return dj.Denoiser.from_function(eps, SCHEDULE, SHAPE, name="forgetful")
-
 
 MEMBERS, HELDOUT = images(120, 0), images(260, 1)
 CANDIDATES = np.concatenate([images(10, 2), images(9, 3)])
@@ -94,6 +71,6 @@ def test_a_p_value_does_not_depend_on_who_else_was_asked_about(tmp_path):
 def test_missing_statistics_are_said_in_one_line(tmp_path):
     record, _ = audit(tmp_path)
     (record.directory / "statistics.json").unlink()
-    with pytest.raises(ValueError, match=r"statistics\.json is missing, and audit\.json goes with it") as error:
+    with pytest.raises(ValueError, match=r"statistics\.json is missing, but audit\.json lists it") as error:
         auditing.report(tmp_path)
     assert "\n" not in str(error.value)

@@ -199,11 +199,11 @@ def test_every_readable_candidate_of_a_hostile_folder_gets_a_verdict(hostile):
 def test_every_other_candidate_gets_a_row_with_the_reason(hostile):
     out, _, _ = hostile
     table = rows(out / "candidates.csv")
-    unread = {row["id"].removeprefix("candidates/"): row for row in table if "read" in row["reason"]}
+    unread = {row["id"].removeprefix("candidates/"): row for row in table if "used" in row["reason"]}
     assert set(unread) == set(UNREADABLE)
     for name, reason in UNREADABLE.items():
         assert unread[name]["verdict"] == "cannot tell"
-        assert unread[name]["reason"].startswith("could not be read: ")
+        assert unread[name]["reason"].startswith("could not be used: ")
         assert reason in unread[name]["reason"]
         assert unread[name]["p_value"] == unread[name]["score"] == ""
 
@@ -234,7 +234,7 @@ def test_unusable_images_are_counted_by_role(hostile):
     found = results["candidates"]
     assert found["count"] == len(good) + 9 == found["evidence"] + found["no_evidence"] + found["cannot_tell"]
     # More than a tenth got no answer, so that the set is not judged by the others.
-    words = "9 of 17 candidates could not be read, and the model gave no finite answer for 1"
+    words = "9 of 17 candidates could not be used, and the model gave no finite answer for 1"
     assert found["set_withheld"] == words
     assert found["set_test"] is None
 
@@ -242,7 +242,7 @@ def test_unusable_images_are_counted_by_role(hostile):
 def test_the_report_shows_who_could_not_be_read_or_answered_and_copies(hostile):
     out, _, _ = hostile
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("could not be read: ") == 2 * 9  # cards and table
+    assert page.count("could not be used: ") == 2 * 9  # cards and table
     assert "<dt>Could not be used</dt><dd>2 members, 2 held-out, 9 candidates</dd>" in page
     assert "<dt>No finite answer</dt><dd>0 members, 0 held-out, 1 candidates</dd>" in page
     assert page.count('<span class="why">the model gave no finite answer</span>') == 1
@@ -258,7 +258,7 @@ def test_more_than_a_tenth_of_a_known_role_refuses_the_audit_before_any_query(tm
     calls = []
     roles = {"members": source(MEMBERS, "m"), "heldout": source(HELDOUT, "h")}
     roles[role] = broken(roles_pixels(role), range(7), "b")
-    message = f"too many {words} that cannot be used: limit 10% of 60, got 7, such as {role}/b-00000: is broken"
+    message = f"too many {words} that cannot be used: must be <= 10% of 60, got 7, such as {role}/b-00000: is broken"
     with pytest.raises(ValueError, match=message) as error:
         auditing.audit(config(tmp_path, model=recording(calls), **roles))
     assert "\n" not in str(error.value)
@@ -347,9 +347,9 @@ def test_a_deletion_check_gives_unreadable_candidates_a_row(tmp_path):
     result = auditing.compare(config(tmp_path, model=MODEL, **roles), after)
     found = rows(tmp_path / "candidates.csv")
     assert len(found) == 12
-    assert (found[-1]["id"], found[-1]["reason"]) == ("candidates/c-00002", "could not be read: is broken")
+    assert (found[-1]["id"], found[-1]["reason"]) == ("candidates/c-00002", "could not be used: is broken")
     assert found[-1]["flagged_before"] == found[-1]["flagged_after"] == "False"
-    assert "could not be read: is broken" in result.report.read_text(encoding="utf-8")
+    assert "could not be used: is broken" in result.report.read_text(encoding="utf-8")
     assert result.results["facts"]["images"]["unusable"]["candidates"] == 1
 
 

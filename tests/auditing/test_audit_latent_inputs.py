@@ -126,3 +126,20 @@ def test_clid_without_captions(tmp_path, capsys):
     refused(capsys, code, "attack clid is for text-conditioned models")
     code = cli.main(["audit", "--attacks", "clid", "dime", "--output", str(tmp_path / "digits")])
     refused(capsys, code, "attack clid is for text-conditioned models")
+
+
+@pytest.mark.slow  # compiles two encoders
+@pytest.mark.parametrize(
+    ("factor", "message"), [(1.05, "must encode images as the model does, to 1%; its latents d"), (1, "")]
+)
+def test_a_reference_with_another_encoder_is_refused(folder, tmp_path, capsys, factor, message):
+    """With the same encoder and another network it goes on, to where this one turns out to predict no noise."""
+    other = pathlib.Path(shutil.copytree(folder, tmp_path / "other"))
+    for part, name, by in (("vae", "quant_conv.weight", factor), ("unet", "conv_out.weight", 1.5)):
+        tensors = safetensors.numpy.load_file(other / part / WEIGHTS)
+        tensors[name] = np.float32(by) * tensors[name]
+        safetensors.numpy.save_file(tensors, other / part / WEIGHTS)
+    code = audit(
+        tmp_path, folder, "--reference", other, "--captions", "none", "--attacks", "loss", "--max_queries", "40"
+    )
+    refused(capsys, code, message or "the reference other cannot be used: The model does not predict noise")

@@ -56,7 +56,7 @@ def test_held_out_images_are_given_the_same_chances(result, directory, rows):
     record = json_files.read_record(directory)
     count = len(record.arrays.heldout) + len(CANDIDATES)
     assert record.variations.index.size == count * len(VARIATIONS)
-    best, heldout = record.candidate_scores()
+    best, heldout = (side.best for side in record.varied())
     assert np.all(heldout <= record.own_scores(record.arrays.heldout))
     assert np.sum(heldout < record.own_scores(record.arrays.heldout)) > 20
     np.testing.assert_allclose([float(row["p_value"]) for row in rows], evidence.conformal_p_values(best, heldout))

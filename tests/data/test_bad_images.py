@@ -141,7 +141,7 @@ def test_a_hostile_folder_gives_one_line_for_each_bad_file_and_all_good_images(h
 def test_without_the_good_images_the_run_stops_with_the_list(hostile_folder):
     source = data.open_source(f"folder:{hostile_folder}")
     few = [i for i, id in enumerate(source.ids) if not id.startswith("good") or id < "good0100"]
-    message = "too many images that cannot be used: limit 10% of 125, got 13 so far:\n"
+    message = "too many images that cannot be used: must be <= 10% of 125, got 13 so far:\n"
     with pytest.raises(data.TooManyBadImages, match=message):
         list(data.batches(source, 8, data.get_transform("fit", (8, 8, 3)), indices=few))
 

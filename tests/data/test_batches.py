@@ -90,7 +90,7 @@ def test_bad_images_are_masked_and_the_run_goes_on():
 def test_more_than_ten_percent_bad_stops_with_the_list():
     seen = []
     with pytest.raises(
-        data.TooManyBadImages, match="too many images that cannot be used: limit 10% of 30, got 4 so far"
+        data.TooManyBadImages, match="too many images that cannot be used: must be <= 10% of 30, got 4 so far"
     ) as error:
         seen.extend(data.batches(counting_source(30, bad={1, 2, 13, 14, 29}), 4, TRANSFORM))
     assert str(error.value).splitlines()[1:] == [f"'id{i}' is broken" for i in (1, 2, 13, 14)]
@@ -161,7 +161,7 @@ def test_swapping_the_images_of_two_ids_changes_the_fingerprint():
 def test_a_bad_image_enters_the_fingerprint():
     assert data.fingerprint(counting_source(300, bad={5})) != data.fingerprint(counting_source(300))
     with pytest.raises(
-        data.TooManyBadImages, match="too many images that cannot be used: limit 10% of 30, got 4 so far"
+        data.TooManyBadImages, match="too many images that cannot be used: must be <= 10% of 30, got 4 so far"
     ):
         data.fingerprint(counting_source(30, bad={1, 2, 13, 14}))
 

@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import scipy.fft
 import scipy.ndimage
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from dime_jax import data
@@ -297,3 +300,61 @@ def test_report_and_removal():
 def test_bad_thresholds_are_refused():
     with pytest.raises(ValueError, match="min_correlation must be >= 0, got -1"):
         data.find_duplicates(data.open_source("digits"), min_correlation=-1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=12), st.integers(1, 9))
+def test_others_are_taken_out_again(pairs, n):
+    """Against walks from copy to copy: what leads to one that goes is marked, what stays is grouped by itself."""
+    pairs = [(min(a, b), max(a, b), same) for a, b, same in pairs if a != b]
+    exact, near = (np.array([(a, b) for a, b, same in pairs if same == kind], int).reshape(-1, 2) for kind in (1, 0))
+    everything = data.Duplicates(connect(10, np.concatenate([exact, near])), exact, near)
+
+    def reached(start, among):
+        found = {start}
+        for _ in among:
+            found |= {b for a, b, _ in pairs if a in found and {a, b} <= among}
+            found |= {a for a, b, _ in pairs if b in found and {a, b} <= among}
+        return found
+
+    kept, copied = duplicates.copies_of_others(everything, n)
+    assert copied.tolist() == [any(i >= n for i in reached(one, set(range(10)))) for one in range(n)]
+    for one, two in itertools.combinations(range(n), 2):
+        together = kept.groups[one] == kept.groups[two] != ALONE
+        assert together == (two in reached(one, set(range(n))))
+    assert {tuple(pair) for pair in kept.exact.tolist()} == {(a, b) for a, b, same in pairs if same and b < n}
+    assert {tuple(pair) for pair in kept.near.tolist()} == {(a, b) for a, b, same in pairs if not same and b < n}
+
+
+def test_sketches_are_the_same_once_they_are_read_again(tmp_path):
+    source = as_source(pictures(5))
+    made = [duplicates.sketch(source[i]) for i in range(5)]
+    duplicates.write_sketches(tmp_path / "x.npy", made)
+    assert (tmp_path / "x.npy").stat().st_size < 5 * 1900
+    for one, two in zip(made, duplicates.read_sketches(tmp_path / "x.npy"), strict=True):
+        assert (one.digest, one.side) == (two.digest, two.side)
+        np.testing.assert_array_equal(one.grey, two.grey)
+        np.testing.assert_array_equal(one.thumbnail, two.thumbnail)
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "other", "pickle", "truncated", "huge", "npz", "side"])
+def test_files_that_hold_no_sketches_are_refused_in_one_line(tmp_path, kind):
+    path, source = tmp_path / "x.npy", as_source(pictures(2))
+    duplicates.write_sketches(path, [duplicates.sketch(source[i]) for i in range(2)])
+    content = path.read_bytes()
+    if kind == "other":
+        np.save(path, np.zeros((2, 3)))
+    elif kind == "pickle":
+        np.save(path, np.array([{"a": 1}]), allow_pickle=True)
+    elif kind == "npz":
+        with path.open("wb") as file:
+            np.savez(file, np.load(io.BytesIO(content)))
+    elif kind == "side":
+        rows = np.load(io.BytesIO(content))
+        rows["side"] = -1
+        np.save(path, rows)
+    else:
+        huge = content.replace(b"'shape': (2,)", b"'shape': (2000000000,)")
+        path.write_bytes({"empty": b"", "text": b"hello", "truncated": content[:-9], "huge": huge}[kind])
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        duplicates.read_sketches(path)
+    assert "\n" not in str(error.value)

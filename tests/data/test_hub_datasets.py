@@ -140,7 +140,7 @@ def test_names_of_files_say_configuration_split_and_order():
     assert split_files(shards, "train") == sorted(shards)
     both = [*shards, "small/train-00000-of-00001-3fa2.parquet"]
     assert split_files(both, "train", "small") == both[-1:]
-    with pytest.raises(ValueError, match=r"several configurations, name one with \?config=: plain_text, small"):
+    with pytest.raises(ValueError, match=r"several configurations: name one with \?config=: plain_text, small"):
         split_files(both, "train")
     with pytest.raises(ValueError, match="has only 2 of the 3 files of the split 'train'"):
         split_files(shards[1:], "train")

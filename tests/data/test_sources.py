@@ -402,7 +402,7 @@ def test_joined_sources_keep_equal_names_apart(tmp_path):
     assert list(joined.labels) == [0, 1, 0]
     np.testing.assert_array_equal(joined[split.member[1]].image, first[1])
     np.testing.assert_array_equal(joined[split.heldout[0]].image, second[0])
-    with pytest.raises(ValueError, match="two sources joined"):
+    with pytest.raises(ValueError, match="it joins two sources"):
         split.check(joined)
 
 

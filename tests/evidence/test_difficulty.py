@@ -7,6 +7,7 @@ import pytest
 import scipy.fft
 from sklearn.linear_model import RidgeCV
 
+from dime_jax.attacks.rules import FirstIfSharp
 from dime_jax.core.schedule import linear_schedule
 from dime_jax.evidence import difficulty
 from dime_jax.evidence.difficulty import (
@@ -19,6 +20,7 @@ from dime_jax.evidence.difficulty import (
 from dime_jax.protocol import stages
 
 RULE = stages.fixed_rule(linear_schedule()).combine  # three scores of each image
+BESIDE_RULE = stages.fixed_rule(linear_schedule(), reference=True).combine  # two, each beside a reference's
 
 
 def pile(rng, kind, n=None, k=None):
@@ -55,6 +57,33 @@ def pile_of_three(rng, kind):
     return scores[:, images], np.concatenate([statistics, own], axis=2)[:, images]
 
 
+REFERENCES = {  # what another model may answer, given the model's scores
+    "unrelated": lambda rng, scores: rng.standard_normal(len(scores)),
+    "like the model": lambda rng, scores: scores + 0.3 * rng.standard_normal(len(scores)),
+    "the model itself": lambda rng, scores: scores.copy(),
+    "the other way round": lambda rng, scores: 3 - 2 * scores,
+    "constant": lambda rng, scores: np.full(len(scores), 0.1),
+    "constant but for rounding": lambda rng, scores: 0.1 + 1e-16 * rng.standard_normal(len(scores)),
+    "heavy tails": lambda rng, scores: rng.standard_t(1, len(scores)),
+    "ties": lambda rng, scores: rng.integers(0, 3, len(scores)).astype(float),
+    "far from zero": lambda rng, scores: 1e9 + np.round(scores, 1),
+    "the log of nothing": lambda rng, scores: np.where(np.arange(len(scores)) == 0, -87.3, scores),
+}
+
+
+def beside(rng, kind, of_reference, k=None):
+    """A pile of scores, with statistics of the pictures whose last column is what a reference answers."""
+    scores, statistics = pile(rng, kind)
+    if kind == "some alike":  # alike for the reference, too
+        statistics = np.round(statistics, 12)
+        _, alike = np.unique(statistics, axis=0, return_inverse=True)
+        scores = scores[[np.flatnonzero(alike == one)[0] for one in alike]]
+        answers = REFERENCES[of_reference](rng, scores)[[np.flatnonzero(alike == one)[0] for one in alike]]
+    else:
+        answers = REFERENCES[of_reference](rng, scores)
+    return scores, np.column_stack([statistics[:, :k], answers])
+
+
 def images_with_p_up_to(p_values):
     """How many of n images have p <= k/n, for k = 1 ... n; each p is a whole number of nths."""
     n = len(p_values)
@@ -63,7 +92,7 @@ def images_with_p_up_to(p_values):
     return np.cumsum(np.bincount(ranks, minlength=n + 1))[1:]
 
 
-def p_of_each(scores, statistics, combine=None):
+def p_of_each(scores, statistics, combine=None, unpenalised=0):
     """The p-value of each image of a pile as the candidate, with the others held out."""
     n = scores.shape[-1]
     rest = [np.delete(np.arange(n), i) for i in range(n)]
@@ -75,6 +104,7 @@ def p_of_each(scores, statistics, combine=None):
                 scores[..., others],
                 statistics[..., others, :],
                 combine=combine,
+                unpenalised=unpenalised,
             )[0]
             for i, others in enumerate(rest)
         ]
@@ -99,8 +129,31 @@ def test_scores_combined_by_the_rule_without_members_are_exact_as_well(kind, see
     assert len(np.unique(p_values)) > 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of_reference", REFERENCES)
+def test_beside_a_reference_they_are_exact_as_well(kind, of_reference):
+    """Whatever it answers: with and without statistics of the pictures."""
+    for k in (None, 0):
+        rng = np.random.default_rng([KINDS.index(kind), list(REFERENCES).index(of_reference)])
+        at_most = images_with_p_up_to(p_of_each(*beside(rng, kind, of_reference, k), unpenalised=1))
+        assert np.all(at_most <= 1 + np.arange(len(at_most)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_combined_by_the_rule_beside_a_reference_are_exact_as_well(kind, seed):
+    rng = np.random.default_rng([seed, 200 + KINDS.index(kind)])
+    scores, statistics = pile_of_three(rng, kind)
+    others = np.round(2 * scores[:2] + statistics[:2, :, -1], 1)[..., None]
+    p_values = p_of_each(scores[:2], np.concatenate([statistics[:2, :, :-1], others], axis=2), BESIDE_RULE, 1)
+    at_most = images_with_p_up_to(p_values)
+    assert np.all(at_most <= 1 + np.arange(len(at_most)))
+    assert len(np.unique(p_values)) > 1
+
+
+@pytest.mark.parametrize("unpenalised", [0, 1])
 @pytest.mark.parametrize("seed", range(40))
-def test_of_groups_too_at_most_k_choices_have_a_p_of_k(seed):
+def test_of_groups_too_at_most_k_choices_have_a_p_of_k(seed, unpenalised):
     """The candidate is an image of a group like those of the held-out images: the one that would be drawn of it."""
     rng = np.random.default_rng([seed, 100])
     groups = np.repeat(np.arange(10), rng.integers(1, 5, 10))
@@ -111,28 +164,34 @@ def test_of_groups_too_at_most_k_choices_have_a_p_of_k(seed):
     for candidate in drawn:
         others = groups != groups[candidate]
         images = scores[[candidate]], statistics[[candidate]], scores[others], statistics[others]
-        p_values.append(difficulty_p_values(*images, groups[others])[0])
+        p_values.append(difficulty_p_values(*images, groups[others], unpenalised=unpenalised)[0])
     assert np.all(images_with_p_up_to(np.array(p_values)) <= 1 + np.arange(10))
 
 
+@pytest.mark.parametrize("of_reference", [None, "unrelated", "like the model", "far from zero", "ties"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_of_images_changes_nothing_to_the_bit(kind):
+def test_the_order_of_images_changes_nothing_to_the_bit(kind, of_reference):
     rng = np.random.default_rng(KINDS.index(kind))
     scores, statistics = pile(rng, kind, 120, 4)
-    groups = rng.integers(-1, 20, 100)
+    if of_reference is not None:
+        statistics = np.column_stack([statistics, REFERENCES[of_reference](rng, scores)])
+    groups, j = rng.integers(-1, 20, 100), int(of_reference is not None)
     held, asked = slice(0, 100), slice(100, 120)
-    p_values = difficulty_p_values(scores[asked], statistics[asked], scores[held], statistics[held], groups)
-    for _ in range(5):
+
+    def found(scores, statistics, *heldout):
+        return difficulty_p_values(scores, statistics, *heldout, unpenalised=j)
+
+    p_values = found(scores[asked], statistics[asked], scores[held], statistics[held], groups)
+    for _ in range(5 if of_reference is None else 2):
         order, turn = rng.permutation(100), rng.permutation(20)
-        again = difficulty_p_values(
+        again = found(
             scores[asked][turn], statistics[asked][turn], scores[held][order], statistics[held][order], groups[order]
         )
         np.testing.assert_array_equal(again, p_values[turn])
-    alone = [
-        difficulty_p_values(scores[[i]], statistics[[i]], scores[held], statistics[held], groups)[0]
-        for i in range(100, 120)
-    ]
+    alone = [found(scores[[i]], statistics[[i]], scores[held], statistics[held], groups)[0] for i in range(100, 120)]
     np.testing.assert_array_equal(alone, p_values)  # who else is asked about does not matter
+    turn = rng.permutation(120)
+    assert fit_difficulty(scores[turn], statistics[turn], j) == fit_difficulty(scores, statistics, j)
 
 
 @pytest.mark.parametrize(("n", "noise"), [(40, 0.3), (40, 30.0), (200, 1.0)])
@@ -147,6 +206,120 @@ def test_the_fit_is_ridge_regression_with_the_penalty_that_leaving_one_out_choos
     if fit.scale is None:
         residuals = difficulty_residuals(scores, statistics)
         np.testing.assert_allclose(residuals, scores - oracle.predict(standardised), atol=1e-7)
+
+
+def dense(columns, others, scores, penalty):
+    """Coefficients of columns, others and the constant by one dense solve; only columns are penalised."""
+    design = np.column_stack([columns, others, np.ones(len(scores))])
+    free = np.zeros(others.shape[1] + 1)
+    penalties = np.concatenate([np.full(columns.shape[1], penalty), free])
+    return np.linalg.solve(design.T @ design + np.diag(penalties), design.T @ scores)
+
+
+def left_out(columns, others, scores, penalty):
+    """What is left of each score when it is predicted from a fit without it."""
+    left = []
+    for i, score in enumerate(scores):
+        rest = np.arange(len(scores)) != i
+        found = dense(columns[rest], others[rest], scores[rest], penalty)
+        left.append(score - np.concatenate([columns[i], others[i], [1.0]]) @ found)
+    return np.array(left)
+
+
+@pytest.mark.parametrize("n", [8, 60])
+@pytest.mark.parametrize("unpenalised", [1, 2])
+def test_scores_of_other_models_alone_are_fitted_by_least_squares(n, unpenalised):
+    rng = np.random.default_rng(n)
+    others = 5 + 3 * rng.standard_normal((n, unpenalised))
+    scores = others.sum(axis=1) + rng.standard_normal(n)
+    design = np.column_stack([others, np.ones(n)])
+    found, *_ = np.linalg.lstsq(design, scores, rcond=None)
+    np.testing.assert_allclose(fit_difficulty(scores, others, unpenalised).expected(others), design @ found, rtol=1e-12)
+    residuals = difficulty_residuals(scores, others, unpenalised)
+    np.testing.assert_allclose(residuals, scores - design @ found, atol=1e-8)
+    other = rng.standard_normal((4, unpenalised))  # far from what was fitted: a line goes on
+    expected = np.column_stack([other, np.ones(4)]) @ found
+    np.testing.assert_allclose(fit_difficulty(scores, others, unpenalised).expected(other), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "noise", "unpenalised"), [(12, 1.0, 1), (40, 0.1, 1), (40, 10.0, 2), (200, 1.0, 1)])
+def test_beside_them_only_the_pictures_are_penalised(n, noise, unpenalised):
+    """As a dense solve has it, at the penalty that refits without each image in turn choose."""
+    rng = np.random.default_rng(n + unpenalised)
+    statistics = rng.standard_normal((n, 3)) * (1, 10, 0.1) + 5
+    others = statistics[:, :1] + 1e3 + rng.standard_normal((n, unpenalised))
+    scores = statistics @ (1, 0.1, -2) + others.sum(axis=1) + noise * rng.standard_normal(n)
+    standardised = (statistics - statistics.mean(0)) / statistics.std(0)
+    own = (others - others.mean(0)) / others.std(0)
+    penalties = n * difficulty._PENALTIES
+    errors = [np.sum(left_out(standardised, own, scores, penalty) ** 2) for penalty in penalties]
+    oracle = dense(standardised, own, scores, penalties[int(np.argmin(errors))])
+    fit = fit_difficulty(scores, np.column_stack([statistics, others]), unpenalised)
+    np.testing.assert_allclose(fit.location, oracle, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_what_leaving_one_out_leaves_is_that_of_refits(k, monkeypatch):
+    """The errors by which the penalty is chosen, each anew from n fits without one image."""
+    rng = np.random.default_rng(k)
+    columns, others = rng.standard_normal((25, k)), rng.standard_normal((25, 1))
+    columns -= columns.mean(axis=0)
+    scores = columns.sum(axis=1) + others[:, 0] + rng.standard_normal(25)
+    found = []
+
+    def least(fits, key):
+        found.extend(key(fit) for fit in fits)
+        return fits[0]
+
+    monkeypatch.setattr(difficulty, "min", least, raising=False)
+    difficulty._ridge(columns, scores, others)
+    expected = [np.sum(left_out(columns, others, scores, 25 * penalty) ** 2) for penalty in difficulty._PENALTIES]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("answers", ["constant", "constant but for rounding"])
+@pytest.mark.parametrize("k", [0, 2])
+def test_a_reference_that_says_nothing_has_no_weight_and_stays_without_one(answers, k):
+    rng = np.random.default_rng(k)
+    scores, statistics = pile(rng, "normal", 30, 2)
+    others = REFERENCES[answers](rng, scores)
+    fit = fit_difficulty(scores, np.column_stack([statistics[:, :k], others]), 1)
+    expected = fit_difficulty(scores, statistics[:, :k]).expected(statistics[:, :k])
+    for shift in (0.0, 1.0, 1e6):  # where images that are judged later have other answers
+        found = fit.expected(np.column_stack([statistics[:, :k], others + shift]))
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_references_that_say_the_same_share_the_weight_of_one():
+    rng = np.random.default_rng(0)
+    scores, statistics = pile(rng, "normal", 15, 3)
+    other = statistics[:, 2] + 0.5 * rng.standard_normal(15)
+    one = difficulty_residuals(scores, np.column_stack([statistics[:, :2], other]), 1)
+    two = difficulty_residuals(scores, np.column_stack([statistics[:, :2], other, 7 - 3 * other]), 2)
+    np.testing.assert_allclose(two, one, atol=1e-8)
+    # And one that says what a statistic of the picture says leaves nothing for that to explain.
+    same = difficulty_residuals(scores, np.column_stack([statistics[:, :1], statistics[:, 0]]), 1)
+    design = np.column_stack([statistics[:, 0], np.ones(15)])
+    alone = scores - design @ np.linalg.lstsq(design, scores, rcond=None)[0]
+    np.testing.assert_allclose(same, alone, atol=1e-8)
+
+
+def test_a_reference_that_answers_as_the_model_does_leaves_nothing():
+    scores, statistics = pile(np.random.default_rng(0), "heavy tails", 60, 2)
+    left = difficulty_residuals(scores, np.column_stack([statistics, scores]), 1)
+    np.testing.assert_array_equal(left, np.zeros(60))
+    left = difficulty_residuals(np.stack([scores, -scores]), np.column_stack([statistics, scores]), 1)
+    assert np.array_equal(FirstIfSharp(0.06).mix(left), [0.0, 0.0])
+
+
+def test_no_scale_follows_from_what_a_reference_says():
+    rng = np.random.default_rng(0)
+    n = 2 * IMAGES_FOR_SCALE
+    statistics, other = rng.standard_normal((n, 2)), rng.standard_normal(n)
+    scores = np.exp(2 * other) * rng.standard_normal(n)
+    fit = fit_difficulty(scores, np.column_stack([statistics, other]), 1)
+    assert len(fit.scale) == 3
+    assert fit_difficulty(scores, other[:, None], 1).scale is None  # though there are more than enough images
 
 
 def test_a_scale_is_fitted_from_so_many_images_on():
@@ -259,6 +432,8 @@ def test_a_candidate_without_a_score_has_no_p_value():
         ({"scores": [1.0, 2.0]}, "statistics of scores"),
         ({"heldout_statistics": [[1.0], [np.inf], [2.0]]}, "finite or NaN"),
         ({"combine": lambda residuals: residuals[0]}, "combine"),
+        ({"unpenalised": 2}, "the number of statistics that are penalised must be >= 0, got -1"),
+        ({"unpenalised": 1, "heldout_statistics": [[1.0], [np.nan], [2.0]]}, "unpenalised statistics"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, message):
@@ -309,3 +484,14 @@ def test_statistics_do_not_depend_on_what_is_read_together(monkeypatch):
     together = difficulty_statistics(images)
     monkeypatch.setattr(difficulty, "_PIXELS_AT_ONCE", 1)
     np.testing.assert_array_equal(difficulty_statistics(images), together)
+
+
+def test_residuals_are_in_the_units_of_the_score_however_many_images_there_are():
+    rng = np.random.default_rng(1)
+    n = 4 * IMAGES_FOR_SCALE
+    statistics = rng.standard_normal((n, 2))
+    scores = 0.03 * np.exp(statistics[:, 0] / 4) * rng.standard_normal(n) + statistics @ [1.0, -1.0]
+    few, many = (difficulty_residuals(scores[:m], statistics[:m]) for m in (2 * IMAGES_FOR_SCALE - 1, n))
+    assert fit_difficulty(scores, statistics).scale is not None
+    assert np.std(many) == pytest.approx(np.std(few), rel=0.25)
+    assert np.median(np.abs(many)) == pytest.approx(0.03 * 0.6745, rel=0.25)

@@ -675,7 +675,7 @@ def test_tiny_images_reach_fewer_bands(rng):
 
 def test_a_class_in_one_group_is_refused(digits):
     groups = np.repeat([0, -1], 30)
-    with pytest.raises(evidence.GroupsTooLarge, match="both classes outside every fold"):
+    with pytest.raises(evidence.GroupsTooLarge, match="both classes must be left outside every fold"):
         evidence.blind_baseline(digits[:30], digits[30:60], groups)
 
 

@@ -47,3 +47,8 @@ def pretend(directory, study, variant, **changes):
         place[key] = value
     contents = {"file": f"experiments/configs/{study}.py:{variant}", "config": config}
     (directory / "config.json").write_text(json.dumps(contents))
+
+
+def naive_auc(scores, member):
+    """P(member < held-out) + P(equal)/2, pair by pair."""
+    return np.mean(np.sign(scores[~member][None] - scores[member][:, None])) / 2 + 0.5

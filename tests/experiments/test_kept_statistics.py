@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from ml_collections.config_dict import ConfigDict
-from small_runs import SHAPE, make_run, pictures, pretend
+from small_runs import SHAPE, make_run, naive_auc, pictures, pretend
 
 import dime_jax as dj
 from dime_jax.attacks.loss_level import NAME, Classical
@@ -95,10 +95,6 @@ def by_hand(scores, statistics, judged, of_judged):
 
     best = min(10.0 ** np.arange(-3, 4), key=error)
     return judged - of_judged @ fit(slice(None), best)
-
-
-def naive_auc(scores, member):
-    return np.mean(np.sign(scores[~member][None] - scores[member][:, None])) / 2 + 0.5
 
 
 def test_adjusted_columns_by_hand(kept):

@@ -7,14 +7,14 @@ import numpy as np
 
 from dime_jax.data import Pair, Split
 from dime_jax.data.role_checks import DuplicateFacts, RoleCounts
-from dime_jax.evidence import Change, Direction, FractionUsed, Judgement, SetTest, WitnessAuc
+from dime_jax.evidence import Change, Direction, FractionUsed, Judgement, SetTest, Way, WitnessAuc
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import results
 from dime_jax.guards.wiring import DenoiserCheck
 from dime_jax.protocol import facts
 from dime_jax.protocol.arrays import AuditArrays, PictureStatistics, Thumbnails
 from dime_jax.protocol.calibration import Calibration, adjust
-from dime_jax.protocol.evaluation import AtThreshold, ResultRow
+from dime_jax.protocol.evaluation import AdjustedRow, AtThreshold, ResultRow
 from dime_jax.protocol.record import CompareRecord, KnownImages, Record
 from dime_jax.protocol.statistics import Statistics
 from dime_jax.scoring.score_table import NOT_FINITE, OK, ScoreTable
@@ -25,6 +25,9 @@ PASSED = dataclasses.replace(FAILED, errors=(0.1,))
 ABOVE = Direction(Judgement.ABOVE, True, (WitnessAuc("test", 70, 0.8, 0.7, 0.9),))
 BELOW = Direction(Judgement.BELOW, False, (WitnessAuc("test", 70, 0.3, 0.2, 0.4), WitnessAuc("test", 30, 0.2, 0, 0.25)))
 UNSURE = Direction(Judgement.UNSURE, False, (WitnessAuc("test", 70, 0.5, 0.4, 0.6),))
+# What a reference says of members and held-out images by itself.
+KNOWS_MEMBERS = Direction(Judgement.ABOVE, True, (WitnessAuc("test", 70, 0.6, 0.55, 0.65),))
+KNOWS_HELDOUT = Direction(Judgement.BELOW, False, (WitnessAuc("test", 70, 0.4, 0.35, 0.45),))
 COPIES = DuplicateFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
 ENVIRONMENT = facts.Environment("one CPU", "cpu", "3.11", "0.10", "2.2")
 MODEL = facts.ModelFacts(
@@ -161,6 +164,27 @@ def found(**changes):
         **{"adjusted": False, "power": ()},
     }
     return results.CandidatesFound(**{**given, **changes})
+
+
+def beside(way=Way.BESIDE, **changes):
+    """What decides beside a reference, and the facts of that, for `audit`."""
+    of = {"attack": "sima_l4", "queries_per_image": 1, "setting": {"t": 70}, "chosen": "it was best"}
+    decided = results.AuditDecidedBy(**of, label="sima_l4@1", calibration_auc=0.8, adjusted=True, way=way)
+    reference = dataclasses.replace(MODEL, name="base", fingerprint="b")
+    return {"decided_by": decided, "reference": reference, "reference_queries_made": 1200, **changes}
+
+
+def with_ways(of=None):
+    """A row with what the picture, a reference or both explain taken out: 60, 70 and 75 % in place of its AUC."""
+    of = of or row()
+    aucs = {"adjusted": 0.6, "beside": 0.7, "beside_adjusted": 0.75}
+    others = {
+        name: AdjustedRow(
+            of.setting, Estimate(auc, auc - 0.1, auc + 0.1), of.asr, Estimate(0.5, 0.4, 0.6), of.at_threshold
+        )
+        for name, auc in aucs.items()
+    }
+    return dataclasses.replace(of, **others)
 
 
 FRACTION = FractionUsed(0.5, 0.4, 0.62, 0.95, 40, 60, 60)

@@ -67,11 +67,11 @@ def test_who_got_no_answer_or_could_not_be_read_has_a_row_with_the_reason():
         ("19", 0.05, YES, ""),
         ("20", None, UNCLEAR, "the model gave no finite answer"),
         ("21", None, UNCLEAR, "could no longer be read when it was scored"),
-        ("broken.png", None, UNCLEAR, "could not be read: is truncated"),
+        ("broken.png", None, UNCLEAR, "could not be used: is truncated"),
     ]
     assert rows[0].q_value == pytest.approx(0.05 * 3)  # those without an answer count as p = 1
     assert (found.count, found.evidence, found.cannot_tell) == (4, 1, 3)
-    assert found.set_withheld == "1 of 4 candidates could not be read, and the model gave no finite answer for 2"
+    assert found.set_withheld == "1 of 4 candidates could not be used, and the model gave no finite answer for 2"
     assert found.set_test is None
     assert f"the set is not judged: {found.set_withheld}" in found.warnings
 

@@ -63,7 +63,7 @@ def test_flags_use_the_cutoff_of_the_model_before():
         ({"direction": BELOW}, MIDDLE, "members and held-out images look swapped"),
         ({"far": range(8)}, MIDDLE, "as pictures they are unlike the held-out images"),
         ({}, np.append(MIDDLE[:7], np.nan), "the model gave no finite answer for 1 of 8 candidates"),
-        ({"unusable_candidates": (BROKEN,)}, MIDDLE, "1 of 9 candidates could not be read"),
+        ({"unusable_candidates": (BROKEN,)}, MIDDLE, "1 of 9 candidates could not be used"),
     ],
 )
 def test_where_the_verdict_is_withheld_so_is_every_number(changes, after, why):
@@ -74,7 +74,7 @@ def test_where_the_verdict_is_withheld_so_is_every_number(changes, after, why):
     assert all((row.p_before, row.p_after, row.flagged_before, row.flagged_after) == (None, None, 0, 0) for row in rows)
     assert {row.reason for row in rows[:8]} == {why}
     unread = [(row.id, row.reason) for row in rows[8:]]
-    assert unread == [("broken", "could not be read: is empty")] * len(changes.get("unusable_candidates", ()))
+    assert unread == [("broken", "could not be used: is empty")] * len(changes.get("unusable_candidates", ()))
     assert found.to_json()["verdict"] == f"cannot tell: {why}"
 
 

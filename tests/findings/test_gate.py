@@ -153,3 +153,40 @@ def test_no_condition_is_judged_on_results_that_cannot_be_relied_on(results, mes
         gate.refuse_unjudged(results)
     for fine in (audit(), audit((handmade.row((0.3, 0.2, 0.5)),)), GONE, CHANCE):
         gate.refuse_unjudged(fine)
+
+
+@pytest.mark.parametrize("name", ["adjusted", "beside", "beside_adjusted"])
+def test_conditions_on_what_is_taken_out_of_a_score(name):
+    results = dataclasses.replace(RESULTS, results=(handmade.with_ways(ROW),))
+    value = getattr(results.results[0], name).auc.low
+    assert gate.check(f"dime@11.{name}.auc.low > {value - 0.01}", results)
+    assert not gate.check(f"dime@11.{name}.auc.low > {value + 0.01}", results)
+    with pytest.raises(ValueError, match=f"unknown {name!r}"):
+        gate.check(f"dime@11.{name}.auc.low > 0", RESULTS)
+    gate.check_possible(f"dime@11.{name}.auc.low > 0", gate.AUDIT_KEYS, ["dime@11"], reference=True)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "dime@11.beside.auc.low > 0",
+        "dime@11.beside_adjusted.tpr_at_1pct_fpr.low > 0",
+        "reference_queries_made > 0",
+        "reference.num_steps > 0",
+    ],
+)
+def test_conditions_on_a_reference_that_will_not_be_there_are_refused(condition):
+    with pytest.raises(ValueError, match=r"the results will have nothing for .*: there is no reference") as error:
+        gate.check_possible(condition, gate.AUDIT_KEYS, ["dime@11"], reference=False)
+    assert "\n" not in str(error.value)
+    gate.check_possible(condition, gate.AUDIT_KEYS, ["dime@11"])
+    gate.check_possible("dime@11.adjusted.auc.low > 0", gate.AUDIT_KEYS, ["dime@11"], reference=False)
+
+
+def test_nothing_is_judged_beside_a_reference_that_knows_the_held_out_images():
+    rows = (handmade.with_ways(),)
+    partial = handmade.beside(reference_direction=handmade.KNOWS_HELDOUT)
+    with pytest.raises(ValueError, match="the reference knows the held-out images better than the members"):
+        gate.refuse_unjudged(audit(rows, **partial))
+    gate.refuse_unjudged(audit(rows, reference_direction=handmade.KNOWS_HELDOUT))  # it does not decide
+    gate.refuse_unjudged(audit(rows, **handmade.beside(reference_direction=handmade.KNOWS_MEMBERS)))

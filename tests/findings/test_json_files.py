@@ -31,10 +31,10 @@ def test_finished_runs_are_read_whole(directory):
         ("[]", "is damaged: expected a JSON object, got list"),
         ("{}", "schema_version must be 1, got None"),
         ('{"schema_version": 2}', "schema_version must be 1, got 2"),
-        ('{"schema_version": 1}', "must have 'results', it has schema_version"),
+        ('{"schema_version": 1}', "must have 'results', got schema_version"),
         (
             '{"schema_version": 1, "results": [1]}',
-            "results.json must have 'fingerprints', it has schema_version, results",
+            "results.json must have 'fingerprints', got schema_version, results",
         ),
     ],
 )

@@ -94,9 +94,14 @@ def test_many_images_in_groups_are_said(groups, share):
 def test_images_without_an_answer_are_counted_by_role_and_said():
     counts = known_images.count_unanswered(record([1, np.nan, 3], [np.nan, np.inf, 0.5]))
     assert counts == RoleCounts(0, 1, 2)
-    (said,) = known_images.unanswered_warning(counts)
+    none = RoleCounts(0, 0, 0)
+    (said,) = known_images.unanswered_warnings(counts, none)
     assert said == "the model gave no finite answer for 1 held-out images, 2 candidates: they were left out"
-    assert known_images.unanswered_warning(RoleCounts(0, 0, 0)) == []
+    assert known_images.unanswered_warnings(none, none) == []
+    assert known_images.unanswered_warnings(counts, RoleCounts(3, 0, 0)) == [
+        said,
+        "the reference gave no finite answer for 3 members: nothing is read beside it",
+    ]
 
 
 def test_the_gap_over_the_blind_baseline_allows_for_groups():

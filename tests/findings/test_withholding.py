@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from handmade import ABOVE, BELOW, FAILED, PASSED, UNSURE
+from handmade import ABOVE, BELOW, FAILED, KNOWS_HELDOUT, KNOWS_MEMBERS, PASSED, UNSURE
 
-from dime_jax.evidence import NOT_CHECKED, Likeness
+from dime_jax.evidence import NOT_CHECKED, Likeness, Way
 from dime_jax.findings import withholding
 
 
@@ -29,8 +29,8 @@ def test_nothing_can_be_said_of_no_denoiser_or_of_swapped_sets(checks, direction
         (10, 0, 0, None),
         (9, 1, 0, None),  # a tenth may be missing
         (18, 1, 1, None),
-        (8, 1, 1, "1 of 10 candidates could not be read, and the model gave no finite answer for 1"),
-        (8, 0, 1, "1 of 9 candidates could not be read"),
+        (8, 1, 1, "1 of 10 candidates could not be used, and the model gave no finite answer for 1"),
+        (8, 0, 1, "1 of 9 candidates could not be used"),
         (8, 1, 0, "the model gave no finite answer for 1 of 9 candidates"),
     ],
 )
@@ -57,3 +57,16 @@ def test_failed_checks_are_said_by_the_name_of_the_model():
     said = "does not predict noise: at t = 500 its squared error is 1.50 times that of predicting zero."
     checks = {"The old": FAILED, "The new": PASSED, "The third": None, "The last": FAILED}
     assert withholding.failures(checks) == [f"The old {said}", f"The last {said}"]
+
+
+@pytest.mark.parametrize(("p_value", "withheld"), [(None, False), (1.0, False), (0.0101, False), (0.01, True)])
+def test_nobody_is_judged_where_a_reference_tells_the_sets_apart(p_value, withheld):
+    why = "the reference tells them from the held-out images by itself"
+    assert withholding.told_apart(p_value) == (why if withheld else None)
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_nor_beside_one_that_knows_the_held_out_images(way):
+    why = "the reference knows the held-out images better than the members" if way.reference else None
+    assert withholding.partial(KNOWS_HELDOUT, way) == why
+    assert [withholding.partial(other, way) for other in (None, KNOWS_MEMBERS, UNSURE)] == [None] * 3

@@ -3,15 +3,32 @@
 import dataclasses
 
 import pytest
-from handmade import ABOVE, BELOW, FAILED, FRACTION, PASSED, UNSURE, audit, blind, deletion, found, row, set_test
+from handmade import (
+    ABOVE,
+    BELOW,
+    FAILED,
+    FRACTION,
+    KNOWS_HELDOUT,
+    KNOWS_MEMBERS,
+    PASSED,
+    UNSURE,
+    audit,
+    beside,
+    blind,
+    deletion,
+    found,
+    row,
+    set_test,
+    with_ways,
+)
 
-from dime_jax.evidence import NOT_CHECKED, DeletionVerdict
+from dime_jax.evidence import NOT_CHECKED, DeletionVerdict, Direction, Judgement, Way, WitnessAuc
 from dime_jax.evidence.metrics import Estimate
 from dime_jax.findings import wording
 from dime_jax.findings.results import LikenessFound
 from dime_jax.protocol.facts import BeforeAfter
 
-UNLIKE = LikenessFound(0.001, True)
+UNLIKE, TOLD_APART = LikenessFound(0.001, True), LikenessFound(0.5, False, 0, 0.002)
 CHANCE, WORSE = (0.5, 0.4, 0.6), (0.3, 0.2, 0.4)
 REMEMBERS = "This model remembers its training images"
 
@@ -26,6 +43,12 @@ REMEMBERS = "This model remembers its training images"
         (audit((row(CHANCE),), direction=ABOVE), "The attack that decides cannot tell members from held-out images, b"),
         (audit((row(WORSE),)), "The attack does worse than chance on the test half: members and held-out images may b"),
         (audit(direction=BELOW), "Members and held-out images look swapped: it is the held-out images that look like"),
+        (
+            audit((with_ways(),), **beside(reference_direction=KNOWS_HELDOUT)),
+            "The reference knows the held-out images better than the members: nothing can be read beside it.",
+        ),
+        (audit((with_ways(),), **beside(reference_direction=KNOWS_MEMBERS)), f"{REMEMBERS}: some"),
+        (audit(reference_direction=KNOWS_HELDOUT), f"{REMEMBERS}: some"),  # what decides does without it
         (audit(blind_baseline=blind(True, True)), "Members and held-out images differ, but they also do without the"),
         (audit(caption_baseline=blind(True, True)), "Members and held-out images differ, but they also do without the"),
         (audit(blind_baseline=blind(True, False)), f"{REMEMBERS}: some"),
@@ -88,6 +111,14 @@ def test_candidates(candidates, end):
         (audit(candidates=found(set_test=set_test(0.01))), []),
         (audit(model_check=FAILED, direction=BELOW), ["The model does not predict noise: at t = 500"]),
         (audit((), candidates=found(less_like_members=0.004)), ["The candidates look clearly less like training ima"]),
+        (audit(reference_direction=UNSURE), []),
+        (audit(reference_direction=KNOWS_HELDOUT), ["The reference by itself, without the model, tells members from"]),
+        (audit(reference_direction=KNOWS_MEMBERS), ["The reference by itself, without the model, tells members from"]),
+        (
+            audit((), candidates=found(likeness=TOLD_APART), **beside()),
+            ["The reference by itself, without the model, tells the candidates from the held-out images (p = 0.002)."],
+        ),
+        (audit((), candidates=found(likeness=LikenessFound(0.5, False, 0, 0.011)), **beside()), []),
     ],
 )
 def test_alarms(findings, starts):
@@ -143,3 +174,56 @@ def test_every_number_has_its_interval():
     assert wide == "Which fraction of them was used cannot be told: anything from 4 to 95 % fits."
     assert wording.points(Estimate(0.0, -0.013, 0.054)) == "+0.0 points (−1.3 to +5.4)"
     assert [wording.p_text(p) for p in (None, 0.00099, 0.25)] == ["p unknown", "p < 0.001", "p = 0.25"]
+
+
+@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("members", [True, False])
+def test_what_a_verdict_beside_a_reference_takes_for_granted_is_said_and_only_there(way, members):
+    given = beside(way if way.reference else None) if way is not Way.PLAIN else {}
+    asked = "members" if members else "candidates"
+    findings = audit((with_ways(),) if members else (), candidates=None if members else found(), **given)
+    detail = wording.headline(findings).detail
+    granted = (
+        "This takes for granted that the reference, base, was trained on none of these images or on "
+        f"{asked} and held-out images alike, and that the held-out images are of the {asked}’ kind and style"
+    )
+    assert (granted in detail) == way.reference
+    assert wording.minus(way) in detail
+    assert ("the reference" in wording.minus(way), "the picture" in wording.minus(way)) == (
+        way.reference,
+        "picture" in wording.minus(way),
+    )
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_how_it_is_taken_out_names_what_is_taken_out(way):
+    said = wording.taken_out(way)
+    assert bool(said) == (way is not Way.PLAIN)
+    assert ("The reference was asked the same with the same noise" in said) == way.reference
+    assert ("statistics of the picture" in said) == way.picture
+    assert not said or (said.startswith(" ") and said.endswith("."))
+
+
+def test_alarms_beside_a_reference_name_it_as_a_cause():
+    least = WitnessAuc("test", 70, 0.3, 0.2, 0.4, beside=True)
+    (alarm,) = wording.direction_alarms(Direction(Judgement.BELOW, False, (least,)))
+    assert "from the labels, minus what the reference explains, has an AUC of 30.0 %" in alarm
+    assert "or they differ in kind, or the reference knows members. Check which" in alarm
+    (alarm,) = wording.direction_alarms(BELOW)
+    assert "reference" not in alarm
+    for settings, named in (({}, False), (beside(), True)):
+        less = audit((), candidates=found(less_like_members=0.004), **settings)
+        (alarm,) = wording.headline(less).alarms
+        assert ("or the reference knows the candidates" in alarm) == named
+
+
+def test_what_was_asked_of_a_reference_is_counted_apart():
+    assert wording.queries_made(audit()) == "100 queries made"
+    assert wording.queries_made(audit((with_ways(),), **beside())) == "100 queries made, and 1,200 of the reference"
+    assert wording.queries_made(deletion(DeletionVerdict.GONE)) == "100 queries made"
+
+
+def test_only_attacks_that_ask_with_parts_of_captions_are_said_to():
+    said = wording.asked_captions("own", ["loss_level_beside", "dime", "clid"])
+    assert said.endswith("; CLiD also with each third of it and with the empty one")
+    assert "also" not in wording.asked_captions("own", ["loss_level_beside", "dime"])

@@ -55,7 +55,7 @@ def test_damage_is_found_before_the_model_is_asked(tmp_path):
     table, other = score(function()), function(lambda x, t: np.asarray(x))
     with pytest.raises(
         ValueError, match="mine is not the model that this run was started with"
-    ):  # it would be given the answers of the first
+    ):  # it would be credited with the answers of the first
         score(other)
     same = function()
     np.testing.assert_array_equal(score(same).readings["Raw(t=70).l4"], table.readings["Raw(t=70).l4"])
@@ -146,7 +146,7 @@ def test_failures_are_counted_and_the_budget_holds(tmp_path, failing):
     busy = failing(tanh_model, {1: ConnectionError("busy"), 3: ConnectionError("busy")})
     recognise(tmp_path, function(busy))
     assert busy.calls == queries_made(tmp_path) == 4
-    with pytest.raises(BudgetExceeded, match="the budget must be >= 2 queries, to tell a changed model, got 1"):
+    with pytest.raises(BudgetExceeded, match="the budget must be >= 2 queries, to detect a changed model, got 1"):
         recognise(tmp_path / "poor", function(), budget=Budget(total=1))
     down = failing(tanh_model, dict.fromkeys(range(1, 9), ConnectionError("busy")))
     with pytest.raises(BudgetExceeded):

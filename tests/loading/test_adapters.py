@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import threadpoolctl
 from safetensors import safe_open
 
 import dime_jax as dj
@@ -177,3 +178,11 @@ def test_from_the_command_line(file, tmp_path, capsys):
     assert cli.main(["audit", "--lora", str(file), "--output", str(tmp_path / "out"), "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"dime-jax: {file}: is for a model of fingerprint 0000")
+
+
+def test_the_fingerprint_does_not_depend_on_how_many_threads_multiply():
+    found = set()
+    for threads in (1, 2):
+        with threadpoolctl.threadpool_limits(threads, "blas"):
+            found.add(dj.open_model("digits", lora=["digits_lora"], say=lambda text: None).denoiser.fingerprint)
+    assert len(found) == 1

@@ -29,7 +29,7 @@ def test_everything_that_is_a_model(tmp_path):
     assert "prediction: epsilon (scheduler_config.json)" in folder.facts
     assert dj.open_model("digits", cache=tmp_path).origin == "shipped with dime_jax"
     denoiser = dj.Denoiser.from_function(lambda x, t: x, dj.linear_schedule(), (8, 8, 1))
-    assert dj.open_model(denoiser, cache=tmp_path) == (denoiser, "a Python object", (), None)
+    assert dj.open_model(denoiser, cache=tmp_path) == (denoiser, "a Python object", (), None, None)
     kept = [entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".lock")]
     assert len(kept) == 2
     assert {name.partition("-")[0] for name in kept} == {"model"}

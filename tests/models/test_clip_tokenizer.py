@@ -149,8 +149,8 @@ FILES = {
     "deep": ("vocab.json", "[" * 100_000, "vocab.json: not JSON"),
     "keys": ("vocab.json", '{"a": 1, "a": 2}', "the key 'a' occurs twice"),
     "bytes": ("vocab.json", b"\xff\xfe", "vocab.json: not UTF-8"),
-    "merge": ("merges.txt", "#version: 0.2\na b c\n", "a merge must be of two tokens, got 'a b c'"),
-    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "merges must be of tokens in the vocabulary"),
+    "merge": ("merges.txt", "#version: 0.2\na b c\n", "a merge must join two tokens, got 'a b c'"),
+    "unknown": ("merges.txt", "#version: 0.2\nzz yy\n", "merges must join tokens of the vocabulary"),
     "start": (
         "special_tokens_map.json",
         '{"bos_token": "<s>"}',
@@ -182,7 +182,7 @@ def test_files_that_lie_are_refused_in_one_line(case, folder):
 def test_absurd_files_are_not_read(folder):
     with open(folder / "merges.txt", "ab") as file:
         file.truncate(2**40)
-    with pytest.raises(ValueError, match=r"merges\.txt: .* bytes, more than the 16777216 allowed"):
+    with pytest.raises(ValueError, match=r"merges\.txt must have at most 16777216 bytes, got "):
         open_tokenizer(folder, SIZE)
 
 
@@ -213,7 +213,7 @@ def test_absurd_files_are_not_read(folder):
             "the pattern of words in tokenizer.json must be CLIP's",
         ),
         (lambda contents: contents["model"].update(vocab=[]), "tokenizer.json must have a vocabulary and merges"),
-        (lambda contents: contents["model"].update(merges=[["a"]]), "a merge must be of two tokens"),
+        (lambda contents: contents["model"].update(merges=[["a"]]), "a merge must join two tokens"),
         (lambda contents: contents.update(added_tokens={}), "added_tokens of tokenizer.json must be a list"),
         (
             lambda contents: contents.update(added_tokens=[{"id": 1}]),

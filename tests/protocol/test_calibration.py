@@ -162,7 +162,7 @@ class TestJson:
 
     def test_entries_without_weights_are_refused_in_one_line(self):
         entry = {"attack": "loss", "setting": {"t": 3}, "phi": None, "stats": None, "tau": 1.0, "auc": 0.7}
-        with pytest.raises(ValueError, match="here must have 'weights', it has attack, setting, phi") as error:
+        with pytest.raises(ValueError, match="here must have 'weights', got attack, setting, phi") as error:
             parse(Calibration, entry, "here")
         assert "\n" not in str(error.value)
 
@@ -170,7 +170,7 @@ class TestJson:
 @pytest.mark.parametrize(
     ("settings", "terms", "message"),
     [
-        ([], [], "at least one, got 0 and 0"),
+        ([], [], "must be one or more, each with a pair of terms, got 0 and 0"),
         ([{"t": 1}], [], "got 1 and 0"),
         (
             [{"t": 1}],

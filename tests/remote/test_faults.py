@@ -97,7 +97,7 @@ def test_retry_after_is_obeyed_by_all_requests(tmp_path):
         start = time.monotonic()
         said = check_right(server, tmp_path, extra=4, options=dj.RemoteOptions(max_batch=4, in_flight=1))
         assert time.monotonic() - start >= 1
-    assert "waiting 1.0 s" in said[0]
+    assert "retrying in 1.0 s" in said[0]
 
 
 def test_a_run_that_fails_does_not_sleep_out_a_pause(tmp_path):
@@ -179,7 +179,7 @@ def test_a_server_without_binary_tensors_gets_json(tmp_path):
         answer, said = ask(server, tmp_path)
         np.testing.assert_array_equal(answer, tanh_model(X, T))  # float32 survives JSON
         assert queries_made(tmp_path) == sum(server.received) <= 2 * len(X)
-        assert "trying JSON in place of binary tensors" in said[0]
+        assert "trying JSON instead of binary tensors" in said[0]
         before = sum(server.received)
         denoiser = dj.RemoteDenoiser(server.url, options=OPTIONS, **QUIET)
         for _ in range(2):

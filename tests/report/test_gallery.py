@@ -22,7 +22,7 @@ ROWS = [
     CandidateRow(id=HOSTILE, p_value=0.02, q_value=0.05, verdict=UNCLEAR, reason="", note=HOSTILE, member=True),
     CandidateRow(id="near", p_value=0.001379, q_value=0.01, verdict=EVIDENCE, reason="", variation="mirrored"),
     CandidateRow(id="same", p_value=0.02, q_value=0.05, verdict=UNCLEAR, reason="", member=True),
-    CandidateRow(id="unread", reason="could not be read: is empty"),
+    CandidateRow(id="unread", reason="could not be used: is empty"),
 ]
 IN_ORDER = ["near", "weak", HOSTILE, "same", "far", "unread"]  # evidence first, then by p; who has none comes last
 
@@ -62,9 +62,9 @@ def test_cards_say_verdict_p_value_and_name_evidence_first(tmp_path):
         ["Evidence of membership", "p = 0.001", "1 in 725 unseen images would score as low", "near", "best mirrored"],
         ["Evidence of membership", "p = 0.030", "1 in 33 unseen images would score as low", "weak"],
         ["Cannot tell", "p = 0.020", "1 in 50 unseen images would score as low", HOSTILE, HOSTILE],
-        ["no picture kept", "Cannot tell", "p = 0.020", "1 in 50 unseen images would score as low", "same"],
+        ["no picture stored", "Cannot tell", "p = 0.020", "1 in 50 unseen images would score as low", "same"],
         ["No evidence", "p = 0.75", "75 in 100 unseen images would score as low", "far"],
-        ["no picture kept", "Cannot tell", "unread", "could not be read: is empty"],
+        ["no picture stored", "Cannot tell", "unread", "could not be used: is empty"],
     ]
     shown = [re.findall(r'src="(.*?)"', card) for card, _ in cards]
     assert shown == [[pictures[3]], [pictures[1]], [pictures[2]], [], [pictures[0]], []]

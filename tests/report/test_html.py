@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from handmade import audit, deletion, found, record, settings
 
-from dime_jax.evidence import DeletionVerdict, Verdict
+from dime_jax.evidence import DeletionVerdict, Verdict, Way
 from dime_jax.findings.finding import Findings
 from dime_jax.findings.results import CandidateRow, DeletionRow, Headline, Truth
 from dime_jax.protocol.arrays import Thumbnails
@@ -68,8 +68,8 @@ def test_whatever_strangers_named_stays_text(render):
 def test_candidates_have_what_is_known_of_them_and_dashes_for_the_rest(render):
     told = {"score": 0.12345, "p_value": 0.05, "q_value": 0.1, "verdict": Verdict.EVIDENCE, "note": "near copy of b"}
     judged = CandidateRow(id="a", reason="", member=True, **told)
-    rows = [judged, CandidateRow(id="b", reason="could not be read: is empty")]
-    words = "evidence of membership near copy of b", "cannot tell could not be read: is empty"
+    rows = [judged, CandidateRow(id="b", reason="could not be used: is empty")]
+    words = "evidence of membership near copy of b", "cannot tell could not be used: is empty"
     assert rows_of(render(audit(candidates=found()), rows)) == [
         ["a", words[0], "0.05", "0.1", "0.1235"],
         ["b", words[1], "–", "–", "–"],
@@ -95,7 +95,7 @@ def test_deletion_pages(tmp_path, withheld):
     results = deletion(verdict, withheld=withheld, headline=HEADLINE, warnings=(HOSTILE,))
     rows = [
         DeletionRow(id="later", p_before=0.5, p_after=0.25, reason=""),
-        DeletionRow(id="unread", reason="could not be read: is empty"),
+        DeletionRow(id="unread", reason="could not be used: is empty"),
         DeletionRow(id=HOSTILE, p_before=0.0125, p_after=0.5, flagged_before=True, reason="", note="exact copy of x"),
     ]
     html.write_comparison(tmp_path, results, rows)
@@ -108,7 +108,7 @@ def test_deletion_pages(tmp_path, withheld):
         assert rows_of(page) == [  # the lowest p before comes first, who has none last
             [HOSTILE, "0.0125", "0.5", "before exact copy of x"],
             ["later", "0.5", "0.25", "–"],
-            ["unread", "–", "–", "– could not be read: is empty"],
+            ["unread", "–", "–", "– could not be used: is empty"],
         ]
         assert "9 → 1" in page
 
@@ -161,6 +161,23 @@ def test_scores_beside_what_the_picture_predicts(candidates):
     (diagonal,) = (line for name, line in lines.items() if name.startswith("_"))
     assert diagonal.get_slope() == 1
     assert diagonal.get_xy1()[0] == diagonal.get_xy1()[1]
+
+
+@pytest.mark.parametrize(
+    ("way", "predicted_by"),
+    [
+        (Way.ADJUSTED, "the picture alone predicts"),
+        (Way.BESIDE, "the reference predicts"),
+        (Way.BESIDE_ADJUSTED, "the reference and the picture predict"),
+    ],
+)
+def test_what_predicts_a_score_is_said(way, predicted_by):
+    points = np.random.default_rng(0).normal(size=(2, 30))
+    drawn = audit_figures.draw_difficulty(points, points[:, :1], [Verdict.EVIDENCE], way)
+    assert drawn.figure.axes[0].get_xlabel() == f"score that {predicted_by}"
+    assert f"The line is what {predicted_by}" in drawn.caption
+    assert f"against what {predicted_by}" in drawn.alt
+    assert ("picture" in drawn.title + drawn.caption) == way.picture
 
 
 def test_no_scores_beside_predictions_that_do_not_exist():

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import rich.console
-from handmade import audit, row
+from handmade import audit, beside, row, with_ways
 
 from dime_jax.findings.results import Headline
 from dime_jax.report import tables
@@ -33,3 +33,15 @@ def test_the_answer_comes_first_and_markup_stays_text(console):
         "Detail of [/]",
         "warning: about [link=x]y[/link]",
     ]
+
+
+def test_what_is_taken_out_has_columns_of_its_own(console):
+    console.width = 240
+    tables.print_results(audit((with_ways(), row(attack="dime", queries=11)), **beside()), console)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().replace("│", " ").splitlines()]
+    (sima,) = [line for line in lines if "SimA" in line]
+    assert sima.endswith("40.0 [30.0, 50.0] 60.0 50.0 70.0 50.0 75.0 50.0")
+    (dime,) = [line for line in lines if line.startswith("DIME")]
+    assert dime.endswith("40.0 [30.0, 50.0] – – – – – –")
+    assert [way.value for way in tables.ways(audit((with_ways(),)))] == ["adjusted", "beside", "beside_adjusted"]
+    assert [way.value for way in tables.ways(audit())] == ["adjusted"]

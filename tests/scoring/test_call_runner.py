@@ -106,7 +106,7 @@ def test_an_attack_that_asks_more_than_it_says_is_refused(tmp_path):
         return norm(eps_fn(eps_fn(x, setting["t"]), setting["t"]))[None]
 
     attack = attacks.Attack("twice", "Twice", "", run=twice, queries=lambda setting: 1, traceable=True)
-    with pytest.raises(ValueError, match="twice must ask 1 times per image, as it says, got 2"):
+    with pytest.raises(ValueError, match="twice must make 1 queries per image, as it declares, got 2"):
         scoring.score(network(), source(3), [planning.Job(attack, {"t": 7})], tmp_path, options=quiet())
 
 
@@ -122,7 +122,7 @@ def test_so_is_one_that_a_plain_function_is_asked_for(tmp_path):
 
     job = planning.Job(attacks.Attack("twice", "Twice", "", run=twice, queries=lambda setting: 1), {"t": 7})
     model = dj.Denoiser.from_function(eps, dj.linear_schedule(), X.shape[1:])
-    with pytest.raises(ValueError, match="twice must ask 1 times per image, as it says, got 2"):
+    with pytest.raises(ValueError, match="twice must make 1 queries per image, as it declares, got 2"):
         scoring.score(model, source(3), [job], tmp_path, options=quiet())
     assert sum(asked) == 3  # the second query was not made
 
@@ -143,7 +143,7 @@ def test_terms_of_another_shape_are_refused(tmp_path, traceable, shape, got):
 
 @pytest.mark.parametrize("model", [network(), function()])
 def test_a_call_that_does_not_ask_is_refused(tmp_path, model):
-    with pytest.raises(ValueError, match="Silent must ask 1 query per image, as it says, got none"):
+    with pytest.raises(ValueError, match="Silent must make 1 query per image, as it declares, got none"):
         scoring.score(model, source(3), [job_of(Silent(4), "norm")], tmp_path, options=quiet())
     assert model.queries.count <= 3
 

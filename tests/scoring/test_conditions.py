@@ -122,7 +122,7 @@ def test_an_attack_with_norms_of_its_own_is_refused_where_coordinates_are_left_o
     plain = network()
     model = Denoiser(plain.apply, plain.params, SCHEDULE, plain.shape, mask=some)
     mine = attacks.Attack("mine", "", "", lambda *_: None, lambda setting: 1, {"quick": [{"t": 70}]})
-    with pytest.raises(ValueError, match=r"attack mine computes its own norms: no --latent_weighting"):
+    with pytest.raises(ValueError, match=r"attack mine computes its own norms: --latent_weighting"):
         scoring.score(model, source(), [planning.Job(mine, {"t": 70})], tmp_path / "table", options=quiet())
     assert model.queries.count == 0
 
@@ -140,7 +140,7 @@ def test_the_micro_batch_follows_from_the_models_own_shape(tmp_path):
 
 def test_an_encoding_of_another_shape_is_refused(tmp_path):
     wrong = latent(lambda params, pixels, draws: pixels)
-    message = r"what latent encodes must have shape \[\d+, 4, 4, 1\], got \[\d+, 8, 8, 1\]"
+    message = r"the latents of latent must have shape \[\d+, 4, 4, 1\], got \[\d+, 8, 8, 1\]"
     with pytest.raises(ValueError, match=message):
         scoring.score(wrong, dj.data.from_images(big_images()), [SIMA], tmp_path, options=quiet())
     with pytest.raises(ValueError, match=message):
@@ -237,7 +237,7 @@ def test_calls_are_asked_under_the_condition_that_they_name(tmp_path, traceable)
 
 @pytest.mark.parametrize("model", [network(), function()])
 def test_a_condition_that_the_model_does_not_offer_is_refused_before_any_query(tmp_path, model):
-    with pytest.raises(ValueError, match=r"Unprompted\(t=70\) needs the condition 'empty', .* offers only") as e:
+    with pytest.raises(ValueError, match=r"Unprompted\(t=70\) needs the condition 'empty'; .* offers only") as e:
         scoring.score(model, source(), [guided_job()], tmp_path / "table", options=quiet())
     assert "\n" not in str(e.value)
     assert model.queries.count == 0

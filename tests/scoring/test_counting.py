@@ -87,8 +87,8 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("budget", "message"),
         [
-            (Budget(total=167), "this needs 168 queries, and the budget of 167 has 167 left"),
-            (Budget(per_image=7), "queries per image must be <= 7, the limit: the plan takes 8"),
+            (Budget(total=167), "this takes 168 queries, but the budget of 167 has 167 left"),
+            (Budget(per_image=7), "the budget allows 7 queries per image, but the plan takes 8"),
         ],
     )
     def test_a_plan_beyond_it_is_refused_before_the_first_query(self, tmp_path, budget, message):
@@ -100,7 +100,7 @@ class TestBudget:
     def test_a_smaller_budget_than_was_spent_has_nothing_left(self, tmp_path):
         with pytest.raises(ConnectionError):
             run(Counting(failing=range(12, 99)), tmp_path, retry=NO_WAIT._replace(attempts=1))
-        with pytest.raises(BudgetExceeded, match=r"this needs [0-9]+ queries, and the budget of 10 has 0 left"):
+        with pytest.raises(BudgetExceeded, match=r"this takes [0-9]+ queries, but the budget of 10 has 0 left"):
             run(Counting(), tmp_path, budget=Budget(total=10))
 
     @pytest.mark.parametrize("budget", [Budget(total=10), Budget(per_image=1)])
@@ -129,7 +129,7 @@ class TestBudget:
 
     def test_retries_cannot_exceed_it_for_one_image(self, tmp_path):
         model = Counting(failing=(1,))
-        with pytest.raises(BudgetExceeded, match="queries per image must be <= 8, the limit: one more is needed"):
+        with pytest.raises(BudgetExceeded, match="the budget allows 8 queries per image, but one more is needed"):
             run(model, tmp_path, budget=Budget(per_image=8))
 
     def test_it_holds_across_resumes(self, tmp_path):
@@ -173,7 +173,8 @@ class TestFlagged:
         jobs = [planning.Job(attacks.get_attack("sima_l4"), {"t": 70})]
         many[100:129, 0, 0] = 255
         with pytest.raises(
-            ValueError, match=r"too many images without an answer: limit 10% of 300, got 31 so far \(31 not finite\)"
+            ValueError,
+            match=r"too many images without an answer: must be <= 10% of 300, got 31 so far \(31 not finite\)",
         ):
             scoring.score(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path, options=quiet(micro_batch=4))
         assert list((tmp_path / "shards").glob("*.parquet"))
@@ -187,7 +188,7 @@ class TestFlagged:
         table = scoring.score(self.model([1.0]), source, jobs, tmp_path, tolerated=tolerated, options=quiet())
         assert np.flatnonzero(table.status == NOT_FINITE).tolist() == [5, 17, *range(100, 200)]
         many[200:220, 0, 0] = 255
-        with pytest.raises(ValueError, match="too many images without an answer: limit 10% of 200, got 21 so far"):
+        with pytest.raises(ValueError, match="too many images without an answer: must be <= 10% of 200, got 21 so far"):
             scoring.score(
                 *(self.model([1.0]), dj.data.from_images(many), jobs, tmp_path / "again"),
                 tolerated=tolerated,

@@ -194,10 +194,10 @@ class TestWholeAttacksThatMayBeCompiled:
     @pytest.mark.parametrize(
         ("run", "message"),
         [
-            (lambda e, s, x, z, c: e(x, int(c["t"]))[None], "attack 'mine' is not traceable, as it says it is: "),
+            (lambda e, s, x, z, c: e(x, int(c["t"]))[None], "attack 'mine' is not traceable, though declared to be: "),
             (
                 lambda e, s, x, z, c: attacks.norm(e(x, 1) + e(x, 2))[None],
-                "mine must ask 1 times per image, as ",
+                "mine must make 1 queries per image, as ",
             ),
         ],
     )

@@ -2,11 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 from tiny_model import SCHEDULE
 
+import dime_jax as dj
 from dime_jax import attacks
 from dime_jax.attacks import registry
+from dime_jax.core.denoiser import BESIDE, OWN
 from dime_jax.scoring import planning
 
 BASELINES = ["loss", "pia_l2", "pia_l4", "pian", "secmi", "sima_l4", "sima_mc_norms", "sima_mc_vector"]
@@ -179,3 +182,33 @@ def test_the_witness_is_free_beside_dime(attacks, times, gamma, extra):
     assert [job.setting for job in witness] == [{"t": t, "gamma": gamma, "q": 1} for t in times]
     plans = [planning.make_plan(each, SCHEDULE).queries_per_image for each in (jobs, jobs + witness)]
     assert plans[1] - plans[0] == extra
+
+
+@pytest.mark.parametrize("other", [dj.cosine_schedule(), dj.linear_schedule(500, 2e-4, 0.04), dj.linear_schedule(10)])
+def test_a_job_for_another_schedule_is_at_the_nearest_noise_levels(other):
+    levels, theirs = (np.asarray(one.sigma_table, np.float64) for one in (SCHEDULE, other))
+    for job in planning.grid_jobs(None, "quick", conditions=(OWN, BESIDE)):
+        there = planning.at_same_noise(job, SCHEDULE, other)
+        assert there.attack is job.attack
+        far = []
+        for name, value in job.setting.items():
+            if name.startswith("t"):
+                at = int(np.argmin(np.abs(theirs - levels[value])))
+                assert there.setting[name] == at
+                ratio = theirs[at] / levels[value]
+                far += [(levels[value], theirs[at])] if ratio > 1.25 or ratio < 0.8 else []
+            else:
+                assert there.setting[name] == value
+        assert planning.far_apart(job, SCHEDULE, other) == [pytest.approx(pair) for pair in far]
+        same = dj.linear_schedule()
+        assert planning.at_same_noise(job, SCHEDULE, same) is job
+        assert planning.far_apart(job, SCHEDULE, same) == []
+
+
+def test_what_asks_a_second_model_is_offered_beside_one_only():
+    assert "loss_level_beside" not in {job.attack.name for job in planning.grid_jobs()}
+    assert "loss_level_beside" in {job.attack.name for job in planning.grid_jobs(conditions=(OWN, BESIDE))}
+    with pytest.raises(ValueError, match="attack loss_level_beside asks a second model besides: name one with --refer"):
+        planning.grid_jobs(["loss_level_beside"])
+    with pytest.raises(ValueError, match="attack clid is for text-conditioned models"):
+        planning.grid_jobs(["clid"], conditions=(OWN, BESIDE))
