@@ -37,6 +37,9 @@ RUN_BY = {
 }
 COMMANDS_RUN_BY = {
     "dime-jax audit": "tests/test_wheel.py",
+    "dime-jax audit --model digits --lora digits_lora --output out/audit-lora": (
+        "tests/auditing/test_audit_shipped_lora.py"
+    ),
     'eval "$(dime-jax --print-completion bash)"': "tests/test_cli.py",
 }
 

@@ -24,7 +24,7 @@ def split_of(folder):
 
 @pytest.mark.usefixtures("no_figures", "small_model_check")
 def test_make_audit_lora(tmp_path):
-    """Of the 50 digits that it saw 80 times each 36 are named, and none of the 50 others."""
+    """Of the 50 digits that it saw 80 times each 35 are named, and none of the 50 others."""
     command = ["audit", "--model", "digits", "--lora", "digits_lora", "--quiet", "--output"]
     assert cli.main([*command, str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
