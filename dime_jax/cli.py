@@ -55,7 +55,7 @@ def _audit(args: argparse.Namespace) -> int:
       dime-jax audit --model ckpt.pt --images cifar10:DIR --split CIFAR10_train_ratio0.5.npz
       dime-jax audit --model hf:OWNER/NAME --heldout b/ --candidates mine/   (no members known)
       dime-jax audit --model ckpt.pt --heldout b/ --candidates c/ --reference train:500
-      dime-jax audit --fail-if "dime@11.tpr_at_1pct_fpr.low > 0.05"
+      dime-jax audit --fail-if "dime@2.tpr_at_1pct_fpr.low > 0.05"
     """
     from dime_jax import auditing
     from dime_jax.findings import gate
@@ -488,7 +488,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="exit with code 1 if the results meet this condition, such as 'dime@11.auc.low > 0.6', and with 2 if the "
+        help="exit with code 1 if the results meet this condition, such as 'dime@2.auc.low > 0.6', and with 2 if the "
         "model does not predict noise; may be given more than once",
     )
 

@@ -280,7 +280,7 @@ SCORE = ["score", "run", "--model", "missing", "--members", "no images", "--held
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*AUDIT, "--fail-if", "dime@11.auc.low"], "expected a condition such as 'dime@11.auc.low > 0.6'"),
+        ([*AUDIT, "--fail-if", "dime@11.auc.low"], "expected a condition such as 'dime@2.auc.low > 0.6'"),
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "no 'dime@7' for the condition 'dime@7.auc.low > 0': the rows "),
         ([*AUDIT, "--fail-if", "dime@7.auc.low > 0"], "that there will be are loss@1, pia_l2@2"),
         ([*AUDIT, "--fail-if", "dime@31.auc.low > 0"], "the results will have no 'dime@31'"),  # not at these tiers

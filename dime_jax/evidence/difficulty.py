@@ -82,8 +82,8 @@ class Difficulty:
 
 
 def _linear(columns: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
-    # Not a matrix product, in which the rounding of a row depends on where it stands.
-    return (columns * np.array(coefficients[:-1])).sum(axis=1) + coefficients[-1]
+    # Neither a matrix product, in which the rounding of a row depends on where it stands, nor on the layout in memory.
+    return (np.ascontiguousarray(columns) * np.array(coefficients[:-1])).sum(axis=1) + coefficients[-1]
 
 
 class Way(enum.StrEnum):
@@ -272,6 +272,8 @@ def freeze_difficulty(pile: Pile, mix: Callable[[np.ndarray], np.ndarray]) -> Ad
       mix: gives the weights [c] of residuals [c, n].
     """
     known = pile.take(pile.known)
+    keys = np.concatenate([known.scores[..., 0], *known.statistics[:, :, 0].transpose(0, 2, 1)])
+    known = known.take(np.lexsort(keys))  # so that the order of the images changes no rounding
     of_each = list(zip(known.scores[..., 0], known.statistics[:, :, 0]))
     fits = [fit_difficulty(*of, pile.unpenalised) for of in of_each]
     steps = [_RESOLUTION * (1.0 if fit.scale else np.std(of[0]) or 1.0) for fit, of in zip(fits, of_each)]

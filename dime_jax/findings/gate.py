@@ -1,4 +1,4 @@
-"""Conditions on results, for release pipelines: "dime@11.tpr_at_1pct_fpr.low > 0.05"."""
+"""Conditions on results, for release pipelines: "dime@2.tpr_at_1pct_fpr.low > 0.05"."""
 
 import math
 import operator
@@ -56,7 +56,7 @@ def parse(condition: str) -> Condition:
     """
     match = _CONDITION.fullmatch(condition)
     if match is None:
-        raise ValueError(f"expected a condition such as 'dime@11.auc.low > 0.6', got {condition!r}")
+        raise ValueError(f"expected a condition such as 'dime@2.auc.low > 0.6', got {condition!r}")
     try:
         bound = float(match["bound"])
     except ValueError:

@@ -441,5 +441,5 @@ def test_calibration_goes_with_what_the_reference_answered(whole, tmp_path):
     shutil.copytree(whole[0], tmp_path / "run")
     table = tmp_path / "run" / "reference" / "calibration"
     score_table.write_manifest(table, {**score_table.read_manifest(table), "seconds": 1.0})
-    with pytest.raises(ValueError, match=r"reference/calibration/manifest.json is damaged or of another run"):
+    with pytest.raises(ValueError, match=r"reference/calibration/manifest.json is damaged or from another run"):
         stages.read_calibrations(tmp_path / "run")
