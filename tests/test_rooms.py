@@ -40,7 +40,7 @@ ROOMS = (
 )
 # `python -m checkpoints_convert` is `dime-jax convert`; the version stands in `dime_jax/__init__.py`.
 EXCEPTIONS = {("checkpoints_convert/__main__.py", "cli")}
-MOST_CODE_LINES = 23_900
+MOST_CODE_LINES = 24_000
 
 
 def files():
